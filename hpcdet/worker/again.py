@@ -18,8 +18,9 @@ from hpcdet.errors import ConfigError
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
 from hpcdet.store.folder.records import Closed, WorkerEnd
+from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import journal
 from hpcdet.store.trials import progress
 

@@ -9,8 +9,9 @@ import time
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.spending import Spending
-from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, Reason, WorkerEnd
+from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files
 from hpcdet.worker.allocation.notice import Notices
 from hpcdet.worker.allocation.time_left import Remaining

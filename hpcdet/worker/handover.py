@@ -12,8 +12,9 @@ import sys
 
 from hpcdet.site.loading import from_resolved
 from hpcdet.store.decisions import lease
-from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, End, Final, WorkerClaim, WorkerEnd
+from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files
 from hpcdet.worker import again
 from hpcdet.worker.allocation import allocation

@@ -24,7 +24,7 @@ from hpcdet.errors import UsageError
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.store.decisions import chain
 from hpcdet.store.decisions.lease import Lease
-from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import (
     Claim,
     Closed,
@@ -35,6 +35,7 @@ from hpcdet.store.folder.records import (
     Submitted,
     WorkerEnd,
 )
+from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import packed
 from hpcdet.store.trials import standing as trials
 from hpcdet.store.trials.standing import standing

@@ -26,7 +26,7 @@ from hpcdet.store.config import resolved_config
 from hpcdet.store.cost import limits
 from hpcdet.store.cost.spending import epoch
 from hpcdet.store.decisions import chain, lease
-from hpcdet.store.folder.layout import AttemptPaths, WorkerPaths
+from hpcdet.store.folder.layout import AttemptPaths
 from hpcdet.store.folder.records import (
     Best,
     Claim,
@@ -40,6 +40,7 @@ from hpcdet.store.folder.records import (
     Verdict,
     WorkerEnd,
 )
+from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files, journal, packed
 from hpcdet.store.trials.controls import in_force
 from hpcdet.store.trials.standing import standing

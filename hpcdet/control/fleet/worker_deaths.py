@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView, TaskPlace
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
 from hpcdet.store.folder.records import End, WorkerEnd
+from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import journal
 from hpcdet.store.trials import progress
 

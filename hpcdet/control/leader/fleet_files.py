@@ -6,8 +6,9 @@ import math
 import os
 from collections.abc import Callable, Iterator, Set
 
-from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent, Submitted, WorkerClaim, WorkerEnd
+from hpcdet.store.folder.worker_paths import WorkerPaths
 
 
 class FleetFiles:

@@ -17,8 +17,9 @@ from hpcdet.control.leader.scheduler_answers import SchedulerAnswers
 from hpcdet.schedulers.common.base import Job, Scheduler, Task, TaskState
 from hpcdet.site.models import Site
 from hpcdet.store.folder import home
-from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Final, Intent, Reason
+from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files
 
 Phase = Literal["pending", "running", "over"]

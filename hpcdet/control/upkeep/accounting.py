@@ -19,8 +19,9 @@ from hpcdet.store.config import resolved_config
 from hpcdet.store.cost import spending
 from hpcdet.store.cost.budget import Charge
 from hpcdet.store.cost.spending import Spending
-from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, Submitted, WorkerClaim, WorkerEnd
+from hpcdet.store.folder.worker_paths import WorkerPaths
 
 NEAR_S = 60.0
 """Clocks of a node and of the accounting differ by less."""

@@ -14,7 +14,7 @@ from typing import Any
 from hpcdet.read.experiment.lines import ATTEMPT, DECISION, sound
 from hpcdet.store.config import resolved_config as config
 from hpcdet.store.decisions import chain
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import (
     Claim,
     Closed,
@@ -30,6 +30,7 @@ from hpcdet.store.folder.records import (
     WorkerClaim,
     WorkerEnd,
 )
+from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files, journal, packed
 from hpcdet.store.trials import standing as trials
 from hpcdet.store.trials.controls import accepted

@@ -1,4 +1,4 @@
-"""All paths inside an experiment's folder, with one class per level.
+"""All paths inside an experiment's folder, with one class per level (``worker_paths`` has one).
 
 Paths are built, never searched for by pattern elsewhere; all stored references are relative
 to the folder, so that it can be moved.
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import packed
 
 _REOPENED = re.compile(r"reopened-\d+\.json")
@@ -159,48 +160,6 @@ class TrialPaths:
     def attempts(self) -> list[AttemptPaths]:
         """The attempts that were claimed or begun, ascending."""
         return [self.attempt(n) for n in self.numbers()]
-
-
-@dataclass(frozen=True)
-class WorkerPaths:
-    """``workers/0001-0003.0``: array index 3 of submission 1, in its first incarnation."""
-
-    root: Path
-    submission: int
-    index: int
-    incarnation: int
-
-    @property
-    def name(self) -> str:
-        return self.root.name
-
-    @property
-    def claim(self) -> Path:
-        """The claim of this worker's place, by exclusive creation (``records.WorkerClaim``)."""
-        return self.root / "claim.json"
-
-    @property
-    def beat(self) -> Path:
-        """Replaced every few seconds while the worker lives."""
-        return self.root / "beat.json"
-
-    @property
-    def journal(self) -> Path:
-        return self.root / "journal.jsonl"
-
-    @property
-    def end(self) -> Path:
-        """The worker's end, written by itself or by the process that finds it gone."""
-        return self.root / "end.json"
-
-    @property
-    def final(self) -> Path:
-        """The batch script's record that this task is not requeued, whatever the worker wanted."""
-        return self.root / "final.json"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "worker.log"
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 
 from hpcdet.jobs.script.launch import Allocation
 from hpcdet.store.cost.spending import Spending, epoch
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, End, Reason, Verdict, WorkerClaim, WorkerEnd
+from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files, packed
 from hpcdet.store.trials import progress
 from hpcdet.store.trials.controls import in_force
