@@ -22,7 +22,7 @@ _SHELL = re.compile(r"[|&;<>()$`*?#~\[\]{}\\\n]|(?:^|\s)\w+=")
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchModule:
     """A launcher with what it would start.
 
     Attributes:
@@ -74,7 +74,7 @@ def words(entrypoint: object) -> tuple[str, ...]:
         return ()
 
 
-def at_front(command: Sequence[str]) -> Launch | None:
+def at_front(command: Sequence[str]) -> LaunchModule | None:
     """The launcher that is all there is around a command; of several the innermost one."""
     found = None
     while len(command) > 2 and PYTHON.fullmatch(command[0]) and command[1] == "-m":
@@ -85,7 +85,7 @@ def at_front(command: Sequence[str]) -> Launch | None:
     return found
 
 
-def read(module: str, arguments: Sequence[str]) -> Launch:
+def read(module: str, arguments: Sequence[str]) -> LaunchModule:
     """What a launcher would start, by its arguments.
 
     ``--`` ends the launcher's own options: none come behind a command.
@@ -98,8 +98,8 @@ def read(module: str, arguments: Sequence[str]) -> Launch:
         rest = rest[rest.index("--") + 1 :]
     trial = _trial(rest)
     if trial is not None or not rest or rest[0].startswith("-"):
-        return Launch(module, trial)
-    return Launch(module, None, tuple(rest))
+        return LaunchModule(module, trial)
+    return LaunchModule(module, None, tuple(rest))
 
 
 def _trial(arguments: Sequence[str]) -> str | None:

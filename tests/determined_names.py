@@ -1,4 +1,4 @@
-"""docs/determined-names.md, from the recorded names and hpcdet's own tables: ``make names``."""
+"""``make names``: docs/reference/determined-names.md, from recorded names and our tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES: Mapping[str, Mapping[str, list[str]]] = json.loads(
     (RECORDED / "determined-0.38-names.json").read_text()
 )
 VERBS = (RECORDED / "determined" / "verbs.txt").read_text().splitlines()
-PAGE = Path(__file__).parent.parent / "docs" / "determined-names.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "determined-names.md"
 
 REMARKS = {
     "determined.core.DistributedContext.from_tf_config": "on one rank",
@@ -50,7 +50,7 @@ REMARKS = {
     "determined.tensorboard.TensorboardManager.sync": "has nothing to do",
     "determined.tensorboard.SharedFSTensorboardManager.sync": "has nothing to do",
 }
-"""Names that are here and do less, or something else; the rest is in docs/determined.md."""
+"""Names that are here and do less, or something else; others: docs/start/port.md."""
 
 _HEAD = """\
 # Determined's names, one by one
@@ -58,7 +58,7 @@ _HEAD = """\
 This page is generated (`make names`): every public name of Determined 0.38 with its members, and
 every verb of `det`, with what there is in its place. Where nothing else is said, a name is here
 and works: under its own name in an experiment, as `hpcdet.determined…` anywhere. What differs in
-meaning stands in [determined](determined.md).
+meaning stands in [determined](../start/port.md).
 
 It is made from what code for Determined can import, hpcdet's own messages (what is
 printed when such a name is used), and the verbs that `det --help` lists.

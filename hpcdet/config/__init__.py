@@ -1,4 +1,4 @@
-"""Experiment configs as users write them, checked and completed (docs/config.md)."""
+"""Experiment configs as users write them, checked and completed (docs/reference/config.md)."""
 
 from hpcdet.config.check.plan import plan
 from hpcdet.config.determined.foreign_keys import IGNORABLE

@@ -61,7 +61,7 @@ ABSENT = {
     "determined.TrialContext.from_config": "pytorch.init() gives the context",
     "determined.TrialController": _INSIDE,
     **_each("determined.LegacyTrial", ("trial_context_class", "trial_controller_class"), _INSIDE),
-    "determined.cli": "the command line is `hpcdet`; docs/determined-names.md has all verbs",
+    "determined.cli": "the command line is `hpcdet`; see docs/reference/determined-names.md",
     "determined.common.api": _MASTER,
     "determined.common.check": _INSIDE,
     "determined.common.constants": _INSIDE,

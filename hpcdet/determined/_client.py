@@ -114,7 +114,8 @@ def sentences() -> Iterator[tuple[str, str]]:
     """Each name with what does the same here."""
     found = dict(_by_name([_FUNCTIONS, _CLASSES, _MODULES]))
     found["Determined"] = (
-        "there is no server to speak to; docs/determined-names.md names a command for each method"
+        "there is no server to speak to; each method has a command in "
+        "docs/reference/determined-names.md"
     )
     found |= {f"Determined.{name}": text for name, text in _by_name([_FUNCTIONS])}
     del found["Determined.login"]  # which is how one is made

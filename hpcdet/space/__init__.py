@@ -1,1 +1,1 @@
-"""Search spaces: the language of ``hyperparameters`` and its samples (docs/config.md)."""
+"""Search spaces: the language of ``hyperparameters`` and its samples (docs/reference/config.md)."""

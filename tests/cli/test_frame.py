@@ -529,7 +529,7 @@ def test_an_error_of_ours_has_where_and_hint(cli: Cli, monkeypatch: pytest.Monke
 
 
 def test_the_manual_names_every_verb() -> None:
-    text = (TOP / "docs" / "cli.md").read_text()
+    text = (TOP / "docs" / "reference" / "cli.md").read_text()
     for name, command in all_commands():
         if not command.hidden:
             assert f"`{name.split()[-1]}" in text or f"`{name}" in text, name

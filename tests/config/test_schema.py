@@ -50,7 +50,7 @@ def test_the_schema_describes_every_key() -> None:
 
 
 def test_every_key_is_explained_and_documented() -> None:
-    text = (TOP / "docs" / "config.md").read_text()
+    text = (TOP / "docs" / "reference" / "config.md").read_text()
     for key in problems.all_keys():
         assert config.explain(key).startswith(key)
         if problems.model_at(key) is None:

@@ -124,7 +124,7 @@ def test_folders_of_that_name_without_a_package_in_them_change_nothing(tmp_path:
         done = imports(program, tmp_path / "code", first)
         assert done.stdout.splitlines() == [
             "hpcdet.determined.core determined.mine.deep hpcdet.determined",
-            "No module named 'determined.nothing': hpcdet has none (docs/determined.md)",
+            "No module named 'determined.nothing': hpcdet has none (docs/start/port.md)",
         ], done.stderr
 
 

@@ -286,7 +286,7 @@ def test_every_searcher_of_the_docs_can_be_planned(cli: Cli, tmp_path: Path) -> 
         "schedule": {"schedule": {"steps": [step]}},
         "custom": {"program": "mine:Searcher", "max_trials": 3},
     }
-    docs = (TOP / "docs" / "search.md").read_text(encoding="utf-8")
+    docs = (TOP / "docs" / "guides" / "search.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`[^|]*) \|", docs.partition("\n## ")[0], re.MULTILINE)
     searchers = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert {*searchers} == {*get_args(model(Searcher).model_fields["name"].annotation)}

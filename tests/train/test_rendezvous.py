@@ -159,7 +159,7 @@ def test_ranks_that_another_launcher_started_are_warned_of(
         rendezvous.meet(Ranks(rank, 2, rank, 2), None, "gloo")
     said = capsys.readouterr().err
     assert said.count("do not prove to each other who they are") == 1
-    assert "docs/security.md" in said
+    assert "docs/explanation/security.md" in said
 
 
 def test_groups_beside_the_training_have_no_thread_that_looks_for_messages() -> None:

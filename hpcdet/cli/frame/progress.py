@@ -18,14 +18,14 @@ Item = dict[str, Any]
 _MANY = 16
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """A display of progress, updated repeatedly with the views of ``views.status``."""
 
     def update(self, items: list[Item]) -> None: ...
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Progress]:
+def progress() -> Iterator[ProgressDisplay]:
     """Return live lines if standard error is a terminal, else plain lines; none if quiet."""
     if not settings().live:
         yield _Lines()

@@ -240,7 +240,7 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
         elif why not in ("", "-"):
             evidence.insert(0, why)
         if reason == "launch_failed" and gathered.config.distributed.backend == "mpi":
-            evidence.append("MPI has to know the site file's launcher: docs/sites.md, Keys")
+            evidence.append("MPI has to know the site file's launcher: docs/guides/sites.md, Keys")
         next = _after_failure(gathered, row, reason)
         yield _finding("failure", row["id"], f"{row['state']}: {said}", next, evidence)
     others = [a for a in attempts if a["reason"] in _PASSES]

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hpcdet.cli.frame.ids import ids_argument, references
-from hpcdet.cli.frame.progress import Progress, progress
+from hpcdet.cli.frame.progress import ProgressDisplay, progress
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
 from hpcdet.errors import StillPending, Unsuccessful
@@ -88,7 +88,7 @@ def until(
 
 
 def _look(
-    experiments: Sequence[ExperimentPaths], shown: Progress, turn: Callable[[], None] | None
+    experiments: Sequence[ExperimentPaths], shown: ProgressDisplay, turn: Callable[[], None] | None
 ) -> list[Item]:
     if turn is not None:
         turn()

@@ -34,7 +34,7 @@ _ASKED = re.compile(r"\bcommand\s+-[vV]\b")
 _RUNS = re.compile(r"-[bBdEiIOPqsSuvx]*([mc])(.*)", re.DOTALL)
 _NO_HOROVOD = "Horovod is not used here; a PyTorchTrial trains on all ranks without it"
 _PATH = "write PYTHONPATH=FOLDER:$PYTHONPATH, or set it in environment.environment_variables"
-_FRAMEWORKS = "leave the launcher out: hpcdet starts the ranks (docs/frameworks.md)"
+_FRAMEWORKS = "leave the launcher out: hpcdet starts the ranks (docs/guides/frameworks.md)"
 
 
 def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
@@ -52,7 +52,7 @@ def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
             return
         if name == "tensorflow" and _slots(values) > 1:
             what = "determined.launch.tensorflow trains on several ranks, hpcdet on one"
-            hint = "set resources.slots_per_trial to 1 (docs/frameworks.md)"
+            hint = "set resources.slots_per_trial to 1 (docs/guides/frameworks.md)"
             yield Problem("entrypoint", what, hint), True
             return
     found = launchers.at_front(launchers.words(given))

@@ -1,7 +1,7 @@
 """Models that check a config, made from the sections that ``store.config`` declares.
 
 A key stands there once: its type, default and bounds, and below it its meaning. ``schema.py`` and
-``docs/config.md`` are made from the same.
+``docs/reference/config.md`` are made from the same.
 """
 
 from __future__ import annotations

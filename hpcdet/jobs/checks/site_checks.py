@@ -272,7 +272,7 @@ def _fabric(experiment: Resolved, site: Site, launcher: Launcher) -> list[str]:
         raise ConfigError(
             "the launcher here starts processes that MPI knows nothing of",
             where=where,
-            hint="in the site file, launcher: {kind: mpirun} (see docs/sites.md); or backend: auto",
+            hint="site file: launcher: {kind: mpirun} (docs/guides/sites.md); or backend: auto",
         )
     if launcher.kind == "srun" and "--mpi=none" in launcher.args:
         raise ConfigError(

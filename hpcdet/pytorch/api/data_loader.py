@@ -17,8 +17,8 @@ from torch.utils.data import (
 )
 from torch.utils.data import DataLoader as TorchDataLoader
 
+import hpcdet.pytorch.samplers as samplers  # noqa: PLR0402 - the package itself is above
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch import samplers
 from hpcdet.train.data.batch_order import BatchOrder
 from hpcdet.train.data.loader import Seeded, ShardedLoader, Sources, as_is
 from hpcdet.train.data.sample_order import Order, Slice, shuffled

@@ -10,8 +10,8 @@ from hpcdet.pytorch.gradients.ddp import DdpReducer
 from hpcdet.pytorch.gradients.division import Division
 from hpcdet.pytorch.gradients.fsdp2 import Fsdp2Reducer
 from hpcdet.pytorch.gradients.reducer import GradientReducer
-from hpcdet.pytorch.gradients.virtual import VirtualReducer
 from hpcdet.pytorch.gradients.virtual_division import VirtualDivision
+from hpcdet.pytorch.gradients.virtual_reducer import VirtualReducer
 from hpcdet.pytorch.metrics.reducers import MetricReducer
 from hpcdet.train.attempt.session import Session
 

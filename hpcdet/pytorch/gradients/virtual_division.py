@@ -15,7 +15,7 @@ import torch
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch.gradients.apart import Apart
 from hpcdet.pytorch.gradients.division import Division, Learn, State, new_tally
-from hpcdet.pytorch.gradients.virtual import VirtualReducer
+from hpcdet.pytorch.gradients.virtual_reducer import VirtualReducer
 from hpcdet.pytorch.metrics.metrics import Tally
 from hpcdet.pytorch.metrics.reducers import MetricReducer
 from hpcdet.train.attempt.session import Session

@@ -205,7 +205,7 @@ class Resolved:
     entrypoint: Annotated[str | list[str], Key(required=True, min_length=1)] = ""
     """module:Class of a PyTorchTrial, a command for sh -c, or a list of arguments."""
     hyperparameters: dict[str, Any] = field(default_factory=dict)
-    """The search space (docs/config.md has the language)."""
+    """The search space (docs/reference/config.md has the language)."""
     searcher: Searcher = field(default_factory=Searcher)
     max_restarts: Annotated[int, Key(ge=0)] = 5
     """Times a trial is tried again after an error in its code; other ends do not count."""

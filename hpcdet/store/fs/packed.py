@@ -195,7 +195,7 @@ def _read(path: Path, stamp: tuple[int, ...]) -> Archive | None:  # noqa: ARG001
 
 
 @dataclass(frozen=True)
-class Member:
+class PackedFile:
     """A file or folder in an archive."""
 
     archive: Archive
@@ -205,14 +205,14 @@ class Member:
         return f"{self.archive.path}:{self.name}"
 
 
-def find(path: Path) -> Member | None:
+def find(path: Path) -> PackedFile | None:
     """Return the archive member that holds a path of an experiment; None if none does."""
     inside = _inside(path)
     if inside is None:
         return None
     home, name = inside
     wanted = unit(name)
-    return next((Member(one, name) for one in archives(home) if wanted in one.units), None)
+    return next((PackedFile(one, name) for one in archives(home) if wanted in one.units), None)
 
 
 def open_file(path: Path) -> IO[bytes]:

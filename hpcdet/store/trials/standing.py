@@ -28,7 +28,7 @@ IDLE_ENDS = 3
 
 @dataclass(frozen=True)
 class Standing:
-    """The standing of a trial; its states are in the table of ``docs/files.md``.
+    """The standing of a trial; its states are in the table of ``docs/reference/files.md``.
 
     Attributes:
         attempts: attempts that were claimed.

@@ -50,7 +50,7 @@ class Unproven(Unavailable):
             "of its own attempt",
             where="distributed.backend",
             hint="somebody else connects to gloo's ports, or they cannot be reached between the "
-            "nodes; docs/security.md",
+            "nodes; docs/explanation/security.md",
         )
 
 

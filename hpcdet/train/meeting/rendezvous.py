@@ -44,7 +44,7 @@ _OWN_GROUP = re.compile(
 _UNPROVEN = (
     "warning: these ranks were started without hpcdet, and do not prove to each other who they "
     "are: whoever reaches the ports of torch's store and of gloo can take the place of one "
-    "(docs/security.md)"
+    "(docs/explanation/security.md)"
 )
 _lifeline: Lifeline | None = None
 _forgetting: threading.Thread | None = None

@@ -61,7 +61,7 @@ def stand_in() -> None:
     sys.modules[NAME] = importlib.import_module(FACE)
     importlib.import_module(f"{FACE}._groups").take_over()
     _say(
-        f"`import {NAME}` is hpcdet's face of it (docs/determined.md); compat.determined: off "
+        f"`import {NAME}` is hpcdet's face of it (docs/start/port.md); compat.determined: off "
         "leaves it out"
     )
 
@@ -104,7 +104,7 @@ class _Finder(MetaPathFinder):
             why = importlib.import_module(f"{FACE}._absent").why_absent(name)
             raise ModuleNotFoundError(
                 f"No module named {name!r}: hpcdet has none"
-                f"{f': {why}' if why else ''} (docs/determined.md)",
+                f"{f': {why}' if why else ''} (docs/start/port.md)",
                 name=name,
             )
         packaged = found.submodule_search_locations is not None
