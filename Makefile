@@ -7,7 +7,7 @@ unexport WORKERS
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test test-quick test-for coverage hooks searches test-frameworks test-determined names check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
+.PHONY: demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-determined names check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -33,7 +33,7 @@ test-frameworks:  ## every adapter on its framework, all of them installed in an
 test-determined: setup  ## Determined's own examples, unmodified: make test-determined DETERMINED=/path/to/its/repository
 	$(PY) -m tests.determined_corpus $(or $(DETERMINED),$(error DETERMINED names a clone of Determined's repository, as of 0.38)) $(NAMES)
 
-names: setup  ## docs/determined-names.md, from the recorded names and hpcdet's own tables
+names: setup  ## docs/reference/determined-names.md, from the recorded names and hpcdet's own tables
 	$(PY) -m tests.determined_names
 
 check: setup  ## style, types, architecture
@@ -44,6 +44,12 @@ check: setup  ## style, types, architecture
 
 hooks: setup  ## Git runs the checks before each commit
 	$(PY) -m pre_commit install --hook-type pre-commit --hook-type commit-msg
+
+docs:  ## the pages of docs/, strict, into build/docs
+	venv=$$(scripts/setup.sh docs) && NO_MKDOCS_2_WARNING=1 $$venv/bin/mkdocs build --quiet
+
+pictures: packages setup  ## the pictures of docs/, from a search that is made for them
+	$(PY) scripts/pictures.py
 
 packages:
 	@scripts/packages.sh

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Make .venv with hpcdet in it. Usage: scripts/setup.sh [demo|dev|frameworks]. Does nothing when it is up to date.
-# `frameworks` makes one with every extra, gigabytes, in ~/.cache/hpcdet-bench/frameworks, and prints where it is.
+# Make .venv with hpcdet in it. Usage: scripts/setup.sh [demo|dev|frameworks|docs]. Does nothing when it is up to date.
+# `frameworks` makes one with every extra, gigabytes, in ~/.cache/hpcdet-bench/frameworks, and prints where it is;
+# `docs` one beside it for the generator of the pages alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-dev}
@@ -9,6 +10,10 @@ venv=.venv
 if [ "$what" = frameworks ]; then
     extras=examples,deepspeed,huggingface,keras,lightning,tensorflow
     venv=${XDG_CACHE_HOME:-$HOME/.cache}/hpcdet-bench/frameworks
+    echo "$venv"
+fi
+if [ "$what" = docs ]; then
+    venv=${XDG_CACHE_HOME:-$HOME/.cache}/hpcdet-bench/docs
     echo "$venv"
 fi
 stamp=$venv/.installed-$what
@@ -26,13 +31,19 @@ fi
 # without pip it would be taken for a finished one next time
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || { rm -rf "$venv"; exit 1; }
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt)
+group() { # the packages of a group of pyproject.toml, a line each
+    "$python" -c 'import sys, tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"][sys.argv[1]], sep="\n")' "$1"
+}
+if [ "$what" = docs ]; then
+    group docs | xargs -d '\n' "${pip[@]}"
+    echo "$PWD" >"$stamp"
+    exit 0
+fi
 echo "installing hpcdet into $venv (PyTorch takes a minute) ..." >&2
 "$venv/bin/python" -c 'import torch' 2>/dev/null || "${pip[@]}" torch==2.13.0
 "${pip[@]}" --editable ".[$extras]"
 if [ "$what" != demo ]; then
-    "$venv/bin/python" - <<'PY' | xargs -d '\n' "${pip[@]}"
-import tomllib
-print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")
-PY
+    group dev | xargs -d '\n' "${pip[@]}"
 fi
 echo "$PWD" >"$stamp"
