@@ -596,5 +596,5 @@ def test_a_file_that_is_damaged_foreign_or_of_the_future_is_asked_anew(
         path.write_bytes(content)
         assert query.get(frozenset()).text == "new"
     (tmp_path / "cache" / "polling").chmod(0o777)
-    with pytest.raises(Unavailable, match="somebody else"):
+    with pytest.raises(Unavailable, match="belongs to another user"):
         query.get(frozenset())

@@ -83,7 +83,7 @@ def test_local_jobs_refuse_a_part_of_the_state_that_is_not_theirs(
         lambda: scheduler.cancel(job),
         lambda: local_job.main([str(state / "jobs" / job)]),
     ):
-        with pytest.raises(Unavailable, match="somebody else may write this folder"):
+        with pytest.raises(Unavailable, match="this folder belongs to another user"):
             act()
 
 

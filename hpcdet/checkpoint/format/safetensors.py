@@ -93,7 +93,9 @@ def read(path: Path) -> tuple[OrderedDict[str, torch.Tensor], dict[str, str]]:
         return _read(path)
     except (ValueError, LookupError, TypeError, AttributeError, *_OTHERS) as error:
         raise IntegrityError(
-            f"it is no safetensors file, or damaged ({error})", where=str(path)
+            f"it is no safetensors file, or damaged ({error})",
+            where=str(path),
+            hint="copy it again from its source",
         ) from None
 
 

@@ -45,6 +45,7 @@ def spread(state: Any, rank: int, world: int, exchange: Exchange, ready: Callabl
             raise StateError(
                 "the ranks have sharded tensors of different names, types or shapes",
                 where="shared state",
+                hint="build the same model, sharded in the same way, on all ranks",
             )
         first = everyone[0][1]  # rank 0 has rows of everything, and so knows what is tied to what
         sharded = {

@@ -1,7 +1,8 @@
 """Slurm, through its commands; submission through submitit, which no other file knows.
 
-What submitit gives is its way of calling ``sbatch``; the script is ours and is submitted as it
-was rendered, for one task as for an array. No state is read from its objects.
+What submitit gives is its interface (``docs/decisions/0020-what-submitit-does.md``); the script is
+ours and is submitted as it was rendered, for one task as for an array. No state is read from its
+objects.
 """
 
 from __future__ import annotations
@@ -72,10 +73,14 @@ def run(argv: Sequence[str], times: str = "%s") -> subprocess.CompletedProcess[s
         )
     except FileNotFoundError as error:
         raise Unavailable(
-            f"there is no {argv[0]} on PATH", hint="are you on the cluster?"
+            f"there is no {argv[0]} on PATH",
+            hint="run this on a host of the cluster, or load the module that has Slurm's commands",
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise Unavailable(f"{argv[0]} gave no answer in {_LIMIT_S} s") from error
+        raise Unavailable(
+            f"{argv[0]} gave no answer in {_LIMIT_S} s",
+            hint="Slurm's controller may be overloaded or down (scontrol ping); try again later",
+        ) from error
 
 
 class ScriptExecutor(SlurmExecutor):

@@ -46,7 +46,11 @@ def settle(paths: ExperimentPaths) -> Home:
     home = Home(str(paths.root.resolve()), secrets.token_hex(16), last, files.now())
     files.make_folder(paths.homes)
     if not home.write_once(paths.home(number)):
-        raise UsageError("somebody else moves it just now", where=str(paths.root))
+        raise UsageError(
+            "another process is moving this experiment",
+            where=str(paths.root),
+            hint="try again once it has ended",
+        )
     return home
 
 

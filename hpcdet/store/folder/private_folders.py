@@ -27,7 +27,8 @@ def is_private(folder: Path) -> bool:
 def refuse_foreign(folder: Path, hint: str) -> None:
     """Refuse a folder that is not private to the user. Raises Unavailable."""
     if not is_private(folder):
-        raise Unavailable("somebody else may write this folder", where=str(folder), hint=hint)
+        what = "this folder belongs to another user, or others may write to it"
+        raise Unavailable(what, where=str(folder), hint=hint)
 
 
 def refuse_exchangeable(folder: Path, hint: str) -> None:
@@ -45,7 +46,7 @@ def refuse_exchangeable(folder: Path, hint: str) -> None:
         status = above.stat()
         open_to_others = status.st_mode & _OTHERS and not status.st_mode & stat.S_ISVTX
         if status.st_uid not in trusted or open_to_others:
-            what = f"somebody else may put another folder in the place of {folder.name}"
+            what = f"other users may put another folder in the place of {folder.name}"
             raise Unavailable(what, where=str(above), hint=hint)
 
 
