@@ -295,7 +295,7 @@ def test_a_folder_of_somebody_else_is_not_used(
     folder = database.local_folder()
     assert folder.is_relative_to(tmp_path)
     folder.chmod(0o770)
-    with pytest.raises(Unavailable, match="somebody else"):
+    with pytest.raises(Unavailable, match="belongs to another user"):
         database.local_folder()
     table = tmp_path / "mounts"
     table.write_text(
