@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from hpcdet.errors import UsageError
 from hpcdet.read import report
 from hpcdet.read.experiment import series, timing
 from hpcdet.read.experiment.gather import gather
+from hpcdet.read.report import steps
 from hpcdet.read.views import efficiency, views
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.fs import journal
@@ -31,7 +33,7 @@ from hpcdet.train.telemetry.phases import PHASES, Phases
 from hpcdet.train.telemetry.profile import Profile
 from hpcdet.train.telemetry.resource_monitor import ResourceMonitor
 from hpcdet.train.telemetry.tracker import Tracker
-from tests import ranks
+from tests import TOP, ranks
 from tests.builders import EPOCH, AttemptBuilder, Builder
 from tests.commands import Cli
 
@@ -553,3 +555,11 @@ def test_the_report_shows_phases_and_stragglers(measured: Builder) -> None:
     assert "Inside training" not in report.render(gather(silent.paths), EPOCH.timestamp() + 1000)
     [row] = efficiency.efficiency(silent.paths)
     assert (row["cpu_cores"], row["step_s"], row["phases"]) == (None, None, {})
+
+
+def test_each_phase_has_a_colour_of_its_own() -> None:
+    style = (TOP / "templates" / "report" / "style.css").read_text()
+    fills = dict(re.findall(r"\.f(\d) \{ fill: var\(--(\w+)\)", style))
+    assert len(fills) == steps.COLOURS >= len(timing.PHASES)
+    colours = dict(re.findall(r"--(\w+): (#\w+)", style.partition("@media")[0]))
+    assert len({colours[name] for name in fills.values()}) == len(fills)

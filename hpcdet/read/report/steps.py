@@ -12,7 +12,7 @@ from hpcdet.read.report.scale import number
 WIDTH, LEFT, RIGHT, TOP = 960, 56, 20, 4
 LANE = 22
 LANES = 200
-COLOURS = 8
+COLOURS = 10
 
 
 @dataclass(frozen=True)
