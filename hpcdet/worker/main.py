@@ -19,7 +19,7 @@ from hpcdet.jobs.script.launch import Allocation, Launch, launch
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved
-from hpcdet.store.config import overrides
+from hpcdet.store.config import overrides, resolved_config
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.spending import Spending
 from hpcdet.store.folder import scratch
@@ -40,7 +40,6 @@ from hpcdet.worker.attempts.close_attempt import Circumstances
 from hpcdet.worker.attempts.lane import Lane
 from hpcdet.worker.attempts.step import RunningStep
 from hpcdet.worker.claims import claims
-from hpcdet.worker.claims.appearing import appeared
 from hpcdet.worker.claims.claimable import Outlook
 from hpcdet.worker.crank.retry import START_S, insist, within
 from hpcdet.worker.crank.turn_crank import WorkerCrank
@@ -319,7 +318,7 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
     """
     notices = Notices().install()
     paths = ExperimentPaths(Path(exp).absolute())
-    held = appeared(paths, digest, notices)
+    held = _appeared(paths, digest, notices)
     if held is None:
         print(
             f"{paths.root}: no experiment with digest {digest[:12]} after {START_S:g} s",
@@ -346,6 +345,31 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
         finally:
             crank.close()
             notices.close()
+
+
+def _appeared(paths: ExperimentPaths, digest: str, notices: Notices) -> Held | None:
+    """Wait until the folder is complete, as a network file system may show it late.
+
+    Args:
+        digest: of the config that it must have; "": any.
+
+    Returns:
+        The open folder; None if it did not appear in time, or a notice came first.
+
+    Raises:
+        ConfigError: another user may change it.
+    """
+    limit = time.monotonic() + START_S
+    while True:
+        with contextlib.suppress(OSError):
+            held = hold(paths.root)
+            found = held.paths
+            there = found.site.exists() and found.config.exists()
+            if there and (not digest or resolved_config.digest(found.config) == digest):
+                return held
+        if time.monotonic() > limit or notices.heard():
+            return None
+        notices.wait(LOOK_S)
 
 
 def main(argv: list[str]) -> int:

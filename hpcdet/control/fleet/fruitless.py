@@ -1,29 +1,37 @@
 """Submissions without result, and when to ask the user instead of submitting again.
 
-A worker may end before it takes a trial; a launch may fail, after which Slurm cancels or holds
-the task; a job may ask for what it can never get.
+A worker may end before it takes a trial, or die repeatedly before a trial gets any further; a
+launch may fail, after which Slurm cancels or holds the task.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
-from hpcdet.control.fleet import worker_deaths
 from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView, TaskPlace
 from hpcdet.schedulers.common.base import TaskState
-from hpcdet.store.folder.records import Claim, WorkerEnd
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.folder.records import Claim, End, WorkerEnd
+from hpcdet.store.folder.worker_paths import WorkerPaths
+from hpcdet.store.fs import journal
+from hpcdet.store.trials import progress
 
 WORKERS = 5
 """Submissions in a row of which no worker took a trial, until a person is asked."""
 LAUNCHES = 3
 """Submissions in a row of which the scheduler could not launch a task, likewise."""
 
+_DEATHS = frozenset({"lost", "node_fail"})
+"""Ends of attempts whose worker is gone without a record; preempted ones have a budget of their
+own (``retry_rules.BUDGETS``)."""
+
 
 def why(holder: Holder, seen: FleetView) -> str:
     """Return why submissions must stop until the user resumes the experiment; "" to go on."""
-    return _launches(holder) or _workers(holder, seen) or worker_deaths.why(holder, seen)
+    return _launches(holder) or _workers(holder, seen) or _deaths_in_a_row(holder, seen)
 
 
 def nodes(decided: Decided) -> set[str]:
@@ -62,14 +70,11 @@ def _launches(holder: Holder) -> str:
 
 
 def _workers(holder: Holder, seen: FleetView) -> str:
-    by_submission: dict[int, list[TaskPlace]] = {}
-    for place in seen.places:
-        by_submission.setdefault(place.submission, []).append(place)
     count = 0
-    for number in sorted(by_submission, reverse=True):
+    for number, places in seen.newest_first:
         if number <= holder.decided.user.resumed_after:
             break
-        if all(_came_to_nothing(place) for place in by_submission[number]):
+        if all(map(_came_to_nothing, places)):
             if _took(holder, number):
                 break
             count += 1
@@ -101,3 +106,54 @@ def _came_to_nothing(place: TaskPlace) -> bool:
         return False
     end = WorkerEnd.read(place.worker.end) if place.worker else None
     return end is None or end.why not in ("idle", "closed", "signal", "bad_node")
+
+
+def _deaths_in_a_row(holder: Holder, seen: FleetView) -> str:
+    """Return why the deaths of workers are a matter for the user; "" if they are none.
+
+    A task that is requeued counts each time, and an array once, however many of its tasks died:
+    the failure of a node or a cluster ends several.
+    """
+    most, deaths = holder.hands.site.max_restarts_in_place, 0
+    for number, places in seen.newest_first:
+        if number <= holder.decided.user.resumed_after:
+            break
+        if any(place.phase != "over" for place in places):
+            break
+        died = [_deaths(holder, place.worker) for place in places if place.worker]
+        if not died or None in died:
+            break
+        deaths += max(count or 0 for count in died)
+    if deaths <= most:
+        return ""
+    return (
+        f"workers died {deaths} times in a row before a trial got any further; "
+        "see the workers' logs, repair the cause, then resume"
+    )
+
+
+def _deaths(holder: Holder, newest: WorkerPaths) -> int | None:
+    """Return how often in a row this worker's task died without progress.
+
+    None: the worker did not die, or one of its attempts ended in another way, or made progress.
+    """
+    end = WorkerEnd.read(newest.end)
+    if end is None or end.why != "lost":
+        return None
+    ends = [End.read(attempt.end) for attempt in _attempts(holder.paths, newest)]
+    if any(one is not None and one.reason not in _DEATHS for one in ends):
+        return None
+    count = 0
+    for incarnation in range(newest.incarnation, -1, -1):
+        holder.stay()
+        worker = holder.paths.worker(newest.submission, newest.index, incarnation)
+        if any(progress.of(attempt).progressed for attempt in _attempts(holder.paths, worker)):
+            break
+        count += 1
+    return count or None
+
+
+def _attempts(paths: ExperimentPaths, worker: WorkerPaths) -> Iterator[AttemptPaths]:
+    """Yield the attempts that a worker ran, from the worker's own journal."""
+    for line in journal.Reader(worker.journal).read("claimed"):
+        yield paths.trial(int(line["trial"])).attempt(int(line["attempt"]))

@@ -76,6 +76,14 @@ class FleetView:
         return [place for place in self.places if place.phase != "over"]
 
     @property
+    def newest_first(self) -> list[tuple[int, list[TaskPlace]]]:
+        """The places of each submission, with its number."""
+        found: dict[int, list[TaskPlace]] = {}
+        for place in self.places:
+            found.setdefault(place.submission, []).append(place)
+        return sorted(found.items(), reverse=True)
+
+    @property
     def unstarted(self) -> list[TaskPlace]:
         """The places of jobs of which no task runs; running workers end by themselves."""
         running = {place.job for place in self.live if place.phase == "running"}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hpcdet.control.fleet import dependencies, stuck_jobs, successors
 from hpcdet.control.leader.leader import Fenced, Holder
 from hpcdet.control.leader.lost_workers import FleetView
-from hpcdet.control.turn import close_experiment, experiment_state, worker_demand, write_controls
+from hpcdet.control.turn import experiment_state, worker_demand, write_controls
 from hpcdet.control.turn.searcher_events import learn, notify_failures, tell_start_and_limits
 from hpcdet.control.turn.user_commands import obey
 from hpcdet.control.upkeep import accounting, close_attempts
@@ -126,7 +126,7 @@ def _turn(holder: Holder, calm: bool) -> Turn:
     write_controls.apply(holder)
     notify_failures(holder)
     running = sum(bool(standing.open_attempt) for standing in standings.values())
-    if not running and close_experiment.is_over(holder.decided, standings):
+    if not running and experiment_state.is_over(holder.decided, standings):
         return Turn(True) if _close(holder, fleet) else _turn(holder, calm=False)
     demand = worker_demand.demand(holder, standings, running)
     state = experiment_state.state_of(holder.decided, fleet, demand)
@@ -156,10 +156,10 @@ def _look_at_fleet(holder: Holder) -> FleetView:
 
 def _close(holder: Holder, fleet: FleetView) -> bool:
     """Close the experiment; False if a command came meanwhile, so that it is still open."""
-    if not close_experiment.close(holder, fleet):
+    if not experiment_state.close(holder, fleet):
         return False
     _wake_followers(holder)
-    close_experiment.sweep(holder)
+    experiment_state.sweep(holder)
     return True
 
 

@@ -1,14 +1,27 @@
-"""The state of the experiment for people, and the message that it is stuck."""
+"""The state of the experiment: for people, and its end, with what is done once then."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
+from hpcdet.control.fleet import successors, worker_count
 from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
+from hpcdet.control.turn import best_validation
+from hpcdet.control.turn.user_commands import asked
 from hpcdet.control.turn.worker_demand import Demand
 from hpcdet.control.upkeep.notify import notify
-from hpcdet.store.folder.records import ExperimentState
+from hpcdet.control.upkeep.packing import pack_all
+from hpcdet.store.decisions import wakeup
+from hpcdet.store.folder.records import Closed, ExperimentState, Reopened
+from hpcdet.store.fs import files
+from hpcdet.store.trials.standing import Standing
 
+SUCCESSES = frozenset({"target", "stopped", "user_exit"})
+REOPENING = frozenset({"resume", "retry", "set"})
+"""What an experiment that is over may go on with."""
 _AIMLESS = "it wants no trial to run, and has not ended the search"
 
 
@@ -51,3 +64,68 @@ def record(holder: Holder, state: ExperimentState, why: str, by: str) -> None:
 
 def _trials(numbers: list[int]) -> str:
     return f"trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def is_over(decided: Decided, standings: Mapping[int, Standing]) -> bool:
+    """True if nothing can begin any more, where nothing runs."""
+    if decided.user.canceled:
+        # only what a control has closed stays unclaimed
+        return all(s.state in ("done", "stopped", "failed") for s in standings.values())
+    if decided.searcher.shutdown is None or decided.searcher.deaf:
+        return False
+    return not decided.trials.open
+
+
+def close(holder: Holder, fleet: FleetView) -> bool:
+    """Close the experiment: record its end, notify the user, leave nothing in the queue.
+
+    Returns:
+        False if a command has come meanwhile: the experiment is still open, and has to obey.
+    """
+    state, why = _end(holder)
+    # not the next ones, if it is reopened while this process is suspended
+    path, reopening = holder.paths.closed, holder.paths.reopening
+    if holder.decided.state[0] != state:
+        holder.record("state", state=state, why=why)
+    worker_count.cancel_all(holder, fleet.unstarted)
+    worker_count.prune(holder, fleet)
+    wakeup.take(holder.paths)
+    end = path.stem.replace("closed", "end")
+    notify(holder, f"{end} {state}: {why}", "end", f"{state}: {why}")
+    pack_all(holder)
+    if any(asked(holder)):
+        return False
+    holder.fence()
+    Closed(state, why, holder.lease.term, files.now()).write_once(path)
+    for seq, command in asked(holder):  # of a user who still found it open
+        if state != "CANCELED" and command.verb in REOPENING:
+            Reopened(seq, command.user, command.at).write_once(reopening)
+            return False
+    successors.dismiss(holder)
+    holder.actions.append(f"closed: {state}")
+    return True
+
+
+def sweep(holder: Holder) -> None:
+    """Remove the checkpoints that no rule keeps once the experiment is over.
+
+    A trial that ends well keeps by the rules itself, but always its newest checkpoint.
+    """
+    newest_goes = not holder.hands.resolved.checkpoint_storage.save_trial_latest
+    plans = holder.decided.trials.plans.values()
+    left = any(plan.ended not in SUCCESSES or plan.searcher == "pause" for plan in plans)
+    if holder.hands.sweep and (newest_goes or left):
+        holder.hands.sweep(holder.paths)
+
+
+def _end(holder: Holder) -> tuple[Literal["COMPLETED", "CANCELED", "ERROR"], str]:
+    """Return how the experiment ends, and why."""
+    decided = holder.decided
+    if decided.user.canceled:
+        return "CANCELED", "canceled by its user"
+    said = decided.searcher.shutdown.why if decided.searcher.shutdown is not None else ""
+    if good := sum(plan.ended in SUCCESSES for plan in decided.trials.plans.values()):
+        why = f"{good} of {len(decided.trials.plans)} trials succeeded"
+        return "COMPLETED", "; ".join(filter(None, (why, said, best_validation.lacking(holder))))
+    failures = (plan.failed for plan in decided.trials.plans.values() if plan.failed)
+    return "ERROR", next(failures, said or "no trial")

@@ -133,9 +133,11 @@ class Halving:
         if shown != "nothing":
             state.in_a_row, state.doubts.seen = 0, True
         unheard = not state.doubts.seen
+        mute = state.doubts.mute
         if shown == "numbers":
-            state.doubts.mute.settle()
-        elif length is None or not state.doubts.mute.settled:
+            if not mute.settled:
+                mute.settle()
+        elif length is None or not mute.settled:
             rung = state.trials.rung[trial - 1]
             if length is None or state.books(trial).has_reached(rung, length):
                 actions += self._doubt_metric(state, trial, report.metrics)
@@ -267,7 +269,7 @@ class Halving:
         """Give every free place to a trial; with nothing left to wait for the search is over."""
         brackets = state.brackets
         most = state.concurrent or sum(books.concurrent for books in brackets)
-        hopeless = promotion.hopeless(state.in_a_row, self.sampler.constant)
+        hopeless = promotion.hopeless(state.in_a_row, self.sampler)
         while state.open < most:
             try:
                 turns = book.in_turn(brackets)

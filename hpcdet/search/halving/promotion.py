@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hpcdet.search.api.events import Action, Continue, Pause, Stop
 from hpcdet.search.api.ranking import Ordering
+from hpcdet.search.api.sampling import Sampler
 from hpcdet.search.halving.bracket_state import Books
 
 MAX_INVALID_IN_A_ROW = 100
@@ -50,14 +51,15 @@ def last(books: Books, order: Ordering) -> Promotion | None:
     return None
 
 
-def hopeless(in_a_row: int, constant: bool) -> str:
+def hopeless(in_a_row: int, sampler: Sampler) -> str:
     """Why no trial can be made any more; "" if one can.
 
     Args:
         in_a_row: samples that the code has refused, one after the other.
-        constant: there is one sample only.
     """
-    if in_a_row and constant:
+    if not in_a_row:
+        return ""
+    if sampler.constant:
         return "the code refuses these hyperparameters, and there are no others"
     if in_a_row >= MAX_INVALID_IN_A_ROW:
         return f"the code refused {in_a_row} samples of hyperparameters in a row"

@@ -140,7 +140,7 @@ class Random:
 
     def _fill(self, state: RandomState, actions: list[Action]) -> None:
         """Open as many trials as there is room for; shut down when none is open then."""
-        why = hopeless(state.in_a_row, self.sampler.constant) if self.replaces else ""
+        why = hopeless(state.in_a_row, self.sampler) if self.replaces else ""
         room = state.concurrent or state.max_trials
         while (
             not why and len(state.open) < room and state.created - state.invalid < state.max_trials

@@ -230,7 +230,7 @@ class Pbt:
 
         An heir is made at once, so that it gets the checkpoint that its parent has now.
         """
-        if not donors or hopeless(state.in_a_row, self.sampler.constant):
+        if not donors or hopeless(state.in_a_row, self.sampler):
             one.replace()
             return
         number = len(state.of) + 1
@@ -252,7 +252,7 @@ class Pbt:
         """Give every free place to the member that is least far; the end, if none is left."""
         made = {action.trial for action in actions if isinstance(action, Create)}
         members = state.members
-        why_not = hopeless(state.in_a_row, self.sampler.constant)
+        why_not = hopeless(state.in_a_row, self.sampler)
         places = state.places or self.population
         while state.training < places:
             waiting = [one for one in members if one.status == WAITS]
