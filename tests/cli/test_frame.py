@@ -8,6 +8,8 @@ import io
 import json
 import math
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,7 +20,8 @@ import click
 import pytest
 
 from hpcdet.cli import main, table_of_verbs
-from hpcdet.cli.frame import output
+from hpcdet.cli.frame import output, progress
+from hpcdet.cli.frame.settings import Settings
 from hpcdet.cli.observe import follow
 from hpcdet.errors import (
     ConfigError,
@@ -32,8 +35,11 @@ from hpcdet.errors import (
     UsageError,
 )
 from hpcdet.read.experiment import changes
+from hpcdet.read.lookup import find
+from hpcdet.read.views import views
 from hpcdet.store.cost.budget import Charge
 from hpcdet.store.cost.charges import Book
+from hpcdet.store.folder import home
 from hpcdet.store.folder.records import Claim, End, WorkerEnd
 from hpcdet.store.trials.standing import MANIFEST
 from tests import TOP
@@ -419,6 +425,67 @@ def test_every_verb_has_an_example_and_fits_into_80_columns(cli: Cli) -> None:
             assert "Example" in text or " show" in name or "hpcdet " in text, name
 
 
+def test_a_next_command_names_the_folder_of_an_experiment_elsewhere(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = sweep(tmp_path / "else where" / "digits-7f3a")
+    elsewhere.close("ERROR", "ValueError: bad batch")
+    folder = str(elsewhere.paths.root)
+    by_path, by_root = (
+        cli("wait", folder, code=6),
+        cli("wait", "digits", "-C", tmp_path / "else where", code=6),
+    )
+    for ran in (by_path, by_root):
+        command = next(line for line in ran.err.splitlines() if "hpcdet logs" in line)
+        words = shlex.split(command.partition("hpcdet ")[2])
+        assert words == ["logs", folder, "--errors"]
+        cli(*words)
+    monkeypatch.setenv("HPCDET_ROOT", str(tmp_path / "else where"))
+    assert "hpcdet logs digits-7f3a --errors" in cli("wait", "digits", code=6).err
+
+
+def test_what_commands_call_an_experiment_a_trial_and_an_attempt(
+    cli: Cli, swept: Builder, tmp_path: Path
+) -> None:
+    for numbers, text in (((), ""), ((3,), "/3"), ((3, 2), "/3.2")):
+        assert home.called(swept.paths, *numbers) == f"digits-7f3a{text}"
+        away = home.called(swept.paths, *numbers, among=tmp_path)
+        found = find.reference(away, tmp_path)
+        assert (found.paths.root, found.trial, found.attempt) == (
+            swept.paths.root,
+            *(*numbers, 0, 0)[:2],
+        )
+
+
+def test_progress_on_a_terminal_redraws_the_lines_that_fit(
+    cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Settings, "live", True)
+    item = views.status(swept.paths)
+    many = {**item, "trials": item["trials"] * 5}
+    with click.Context(main.cli), progress.progress() as shown:
+        for lines, columns, view in ((24, 80, item), (3, 30, many), (24, 80, item)):
+            monkeypatch.setenv("LINES", str(lines))
+            monkeypatch.setenv("COLUMNS", str(columns))
+            shown.update([view])
+    first, second, third = re.split(r"\x1b\[(?:\d+)F\x1b\[J", capsys.readouterr().err)
+    assert first == third and first.count("\n") == 1 + len(item["trials"])
+    assert "  trial 1     [====" in first
+    assert second.count("\n") == 2 and max(map(len, second.splitlines())) == 29
+
+
+def test_work_on_a_terminal_leaves_an_empty_line(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Settings, "live", True)
+    with click.Context(main.cli), progress.working("copying") as done:
+        for fraction in (0.0, 0.5, 0.501, 1.0):
+            done(fraction)
+    start, half, whole, rest = capsys.readouterr().err.split("\r\x1b[K")
+    assert (start, rest) == ("copying …", "")
+    assert half.startswith(f"copying  [{'=' * 10}{' ' * 10}] 50 %") and "100 %" in whole
+
+
 def test_the_list_of_verbs_says_what_the_verbs_say() -> None:
     for name, command in all_commands():
         verb = table_of_verbs.VERBS.get(name)
@@ -440,7 +507,7 @@ def test_completion_knows_verbs_and_ids(
 
 # -- imports -----------------------------------------------------------------------------
 
-HEAVY = {"torch", "h5py", "numpy", "sqlite_utils", "pydantic", "jinja2", "submitit", "rich"}
+HEAVY = {"torch", "h5py", "numpy", "sqlite_utils", "pydantic", "jinja2", "submitit"}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hpcdet.read.experiment import gather, states
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.schedulers.slurm import slurm_text, slurm_waits
 from hpcdet.store.decisions import lease
+from hpcdet.store.folder import home
 from hpcdet.store.folder.records import Intent, WorkerEnd
 from tests.paper import PaperScheduler, Waves, World
 
@@ -282,7 +283,7 @@ def test_what_cannot_start_as_it_is_leaves_the_queue_and_its_user_hears_why(
     state, why = states.experiment_state(gather.gather(world.paths))
     assert state == "PAUSED" and f"job 1 cannot start ({reason})" in why and repair in why
     next = states.resuming(gather.gather(world.paths))
-    assert next == f"hpcdet resume {world.paths.id}" + (
+    assert next == f"hpcdet resume {home.called(world.paths)}" + (
         " --set resources.walltime_s=LESS" if repair == "resources.walltime_s" else ""
     )
     commands.ask(world.paths, "resume")

@@ -15,7 +15,7 @@ import click
 
 from hpcdet.cli.frame import words
 from hpcdet.cli.frame.bulk import each
-from hpcdet.cli.frame.ids import id_argument, ids_argument
+from hpcdet.cli.frame.ids import called, id_argument, ids_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.progress import busy
 from hpcdet.cli.frame.settings import confirm, settings
@@ -67,11 +67,14 @@ def refuse_live(paths: ExperimentPaths) -> None:
     jobs = any(job.submitted and job.submitted.job for job in gathered.jobs)
     if workers or (jobs and state != "PAUSED"):
         raise UsageError(
-            f"it is alive ({state})", where=paths.id, hint=f"hpcdet cancel {paths.id} --wait"
+            f"it is alive ({state})", where=paths.id, hint=f"hpcdet cancel {called(paths)} --wait"
         )
     holder = daemon.status(paths)
     if holder["held"] and (holder["age_s"] or 0.0) <= states.FRESH_S:
-        where, hint = f"{holder['kind']} on {holder['host']}", f"hpcdet searcher stop {paths.id}"
+        where, hint = (
+            f"{holder['kind']} on {holder['host']}",
+            f"hpcdet searcher stop {called(paths)}",
+        )
         raise UsageError(f"somebody decides for it: {where}", where=paths.id, hint=hint)
 
 
@@ -155,7 +158,7 @@ def _take_over(paths: ExperimentPaths, dry_run: bool) -> dict[str, object]:
     scratch.follow(paths)
     home.settle(paths)
     if paths.submissions() and not paths.closed.exists():
-        settings().note(f"its former jobs are left alone; to go on: hpcdet resume {paths.root}")
+        settings().note(f"its former jobs are left alone; to go on: hpcdet resume {called(paths)}")
     return {**item, "what": "taken over"}
 
 
@@ -171,7 +174,7 @@ def _refuse_shared_scratch(paths: ExperimentPaths) -> None:
         raise UsageError(
             "its checkpoints lie on scratch, in the original's folder",
             where=str(paths.scratch),
-            hint=f"hpcdet fork {there}",
+            hint=f"hpcdet fork {called(ExperimentPaths(there))}",
         )
     scratch.refuse_foreign(paths)
 

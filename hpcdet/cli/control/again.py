@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hpcdet.cli.artefacts import reading
-from hpcdet.cli.frame.ids import ids_argument
+from hpcdet.cli.frame.ids import called, ids_argument
 from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.request import extending
@@ -91,7 +91,11 @@ def resume_command(
         state = _may_resume(found, gathered, bool(from_), goes_on)
         if state in ("RUNNING", "PENDING"):
             if wanted or from_:
-                hint = f"hpcdet set {found} ..." if of_search else f"hpcdet pause {found} --wait"
+                hint = (
+                    f"hpcdet set {called(found)} ..."
+                    if of_search
+                    else f"hpcdet pause {called(found)} --wait"
+                )
                 raise wrong_state("resume", found, f"{state}, not paused", hint)
             if found.trial:
                 return Wish(done=f"{state} already")
@@ -128,7 +132,7 @@ def _may_resume(found: find.Reference, gathered: gather.Gathered, back: bool, fu
         state = state_of(find.Reference(found.paths, number), gathered)
     if state == "ERROR":
         if not back:
-            raise wrong_state("resume", found, state, f"hpcdet retry {found}")
+            raise wrong_state("resume", found, state, f"hpcdet retry {called(found)}")
     elif state in states.ENDED or state == "STOPPING":
         raise wrong_state("resume", found, state, _instead(found, gathered, state))
     experiment, _ = states.experiment_state(gathered)
@@ -141,7 +145,7 @@ def _instead(found: find.Reference, gathered: gather.Gathered, state: str) -> st
         return "wait until it has stopped"
     if state == "CANCELED":
         whole = gathered.closed is not None and gathered.closed.state == "CANCELED"
-        return "submit it again to run it once more" if whole else f"hpcdet retry {found}"
+        return "submit it again to run it once more" if whole else f"hpcdet retry {called(found)}"
     return "" if found.trial else "it goes on further with --longer LENGTH or --more-trials N"
 
 
@@ -158,7 +162,11 @@ def _only_trial(found: find.Reference, gathered: gather.Gathered) -> int:
     if len(numbers) == 1:
         return numbers[0]
     what = f"--from is about one trial, and it has {len(numbers)}"
-    raise UsageError(what, where=str(found), hint=f"hpcdet resume {found}/1 --from ...")
+    raise UsageError(
+        what,
+        where=str(found),
+        hint=f"hpcdet resume {called(find.Reference(found.paths, 1))} --from ...",
+    )
 
 
 def _verify(

@@ -11,11 +11,13 @@ import click
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import UsageError
 from hpcdet.read.lookup import find
+from hpcdet.store.folder import home
+from hpcdet.store.folder.layout import ExperimentPaths
 
 
 def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     """Return the ids with a prefix, for completion; reads neither configs nor the scheduler."""
-    found = (paths.id for paths in find.experiments(find.root()))
+    found = (paths.id for paths in find.experiments(home.root()))
     return [name for name in found if name.startswith(incomplete)]
 
 
@@ -42,6 +44,13 @@ def _from_stdin(ctx: click.Context, _: click.Parameter, ids: Sequence[str]) -> S
     if ids and not words:
         raise UsageError("no id given", hint="hpcdet ls shows them")
     return tuple(words)
+
+
+def called(found: find.Reference | ExperimentPaths) -> str:
+    """Return the words for it in a command that works without ``-C`` (``home.called``)."""
+    one = found if isinstance(found, find.Reference) else find.Reference(found)
+    among = home.root() if settings().given_root else settings().root
+    return home.called(one.paths, one.trial, one.attempt, among)
 
 
 def references(ids: Sequence[str]) -> list[find.Reference]:

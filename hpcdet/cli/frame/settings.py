@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcdet.errors import UsageError
-from hpcdet.read.lookup import find
 from hpcdet.read.lookup.escapes import escaped
+from hpcdet.store.folder import home
 
 if TYPE_CHECKING:
     from hpcdet.site import Site
@@ -53,18 +53,18 @@ class Settings:
     def root(self) -> Path:
         """The folder that holds experiments: ``-C``, ``$HPCDET_ROOT``, the site's, or here."""
         if self.given_root or os.environ.get("HPCDET_ROOT"):
-            return self.given_root or find.root()
-        if self.profile is None and find.root().is_dir():
-            return find.root()
+            return self.given_root or home.root()
+        if self.profile is None and home.root().is_dir():
+            return home.root()
         return self.root_at(self.site())
 
     def root_at(self, site: Site) -> Path:
         """Return the folder for experiments at a site: ``-C``, ``$HPCDET_ROOT`` or the site's."""
         if self.given_root or os.environ.get("HPCDET_ROOT"):
-            return self.given_root or find.root()
+            return self.given_root or home.root()
         from hpcdet.site import places
 
-        return places.experiments(site) or find.root()
+        return places.experiments(site) or home.root()
 
     @property
     def live(self) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hpcdet.cli.frame.ids import id_argument, ids_argument, references
+from hpcdet.cli.frame.ids import called, id_argument, ids_argument, references
 from hpcdet.cli.frame.progress import busy
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import IntegrityError
@@ -89,7 +89,7 @@ def check(id: str) -> None:
         raise IntegrityError(
             f"not what the files say: {', '.join(stale)}",
             where=str(database.place(paths)),
-            hint=f"hpcdet index update {paths.id}",
+            hint=f"hpcdet index update {called(paths)}",
         )
     settings().note(f"{database.place(paths)} is what the files say")
 

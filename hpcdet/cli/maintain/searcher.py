@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hpcdet.cli.frame import words
-from hpcdet.cli.frame.ids import id_argument
+from hpcdet.cli.frame.ids import called, id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.progress import working
 from hpcdet.cli.frame.settings import settings
@@ -212,7 +212,7 @@ def _verified(paths: ExperimentPaths, lines: list[dict[str, Any]]) -> dict[str, 
             hint="the searcher's code has changed, or it is no pure function of its events",
         )
     if again.failed:
-        raise HpcdetError(again.failed, where=where, hint=f"hpcdet events {paths.id}")
+        raise HpcdetError(again.failed, where=where, hint=f"hpcdet events {called(paths)}")
     for term, n in (point for point, equal in again.points.items() if not equal):
         raise HpcdetError(
             "the snapshot is not the state after these records",

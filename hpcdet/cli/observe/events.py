@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from hpcdet.cli.frame import words
-from hpcdet.cli.frame.ids import id_argument
+from hpcdet.cli.frame.ids import called, id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.observe import follow
@@ -67,7 +67,7 @@ def events_command(out: Output, id: str, follow_: bool, kind: tuple[str, ...], g
     if not follow_:
         return
     shown = {tuple(event.values()) for event in first}
-    with follow.following([found.paths.id]):
+    with follow.following([called(found.paths)]):
         over = False
         while not over:
             over = follow.ended(views.status(found.paths))

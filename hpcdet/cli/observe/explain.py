@@ -13,7 +13,7 @@ from typing import Any, Literal
 import click
 
 from hpcdet.cli.frame import facts, words
-from hpcdet.cli.frame.ids import id_argument
+from hpcdet.cli.frame.ids import called, id_argument
 from hpcdet.cli.frame.output import Column, Output, output, text
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.observe import standing
@@ -172,10 +172,10 @@ def _slow(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]:
-    name = item["id"]
+    name, command = item["id"], called(gathered.paths)
     for job in views.jobs(gathered):
         if job["error"]:
-            hint = f"hpcdet show {name} --section jobs"
+            hint = f"hpcdet show {command} --section jobs"
             refused = f"submission {job['number']} was refused"
             evidence = [job["error"]] if job["error"] not in item["why"] else []
             yield _finding("pending", name, refused, hint, evidence)
@@ -185,21 +185,21 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
             yield _finding("pending", name, prepared, hint)
     if item["health"] == "queued":
         waiting = states.waiting_jobs(gathered)
-        hint = f"squeue --start -j {','.join(waiting)}" if waiting else f"hpcdet resume {name}"
+        hint = f"squeue --start -j {','.join(waiting)}" if waiting else f"hpcdet resume {command}"
         shared = []
         if item["state"] == "STOPPING":
-            hint = f"hpcdet searcher run {name}"
+            hint = f"hpcdet searcher run {command}"
         elif states.held(gathered):
-            hint = f"hpcdet release {name}"
+            hint = f"hpcdet release {command}"
         elif any(job.startswith("local-") for job in waiting):
-            hint = f"hpcdet status -w {name}"
+            hint = f"hpcdet status -w {command}"
             shared = ["all experiments share this machine's slots: one per accelerator or core,"]
             shared += ["or as many as the site file's 'slots' says"]
         shared += [_WAITS[wait["kind"]] for wait in item["waits"] if wait["kind"] in _WAITS]
         yield _finding("pending", name, item["health_why"], hint, shared)
     if item["health"] == "stalled":
         said = logs.of_jobs(gathered.paths)
-        why, next = item["health_why"], f"hpcdet searcher start {name}"
+        why, next = item["health_why"], f"hpcdet searcher start {command}"
         if (found := gathered.sentinel) is not None:
             why, next = found.why, found.next
         if home.original(gathered.paths) is not None:
@@ -270,7 +270,9 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
         parent = row["parent"].replace("@", " at ")
         said = f"it began from {row['origin']['checkpoint']} of trial {parent}"
         evidence = [f"its parents: {', '.join(ends)}"] if parents else []
-        yield _finding("origin", row["id"], said, f"hpcdet schedule {row['id']}", evidence)
+        yield _finding(
+            "origin", row["id"], said, f"hpcdet schedule {_called(gathered, row)}", evidence
+        )
     elif row["parent"]:
         yield _finding("origin", row["id"], f"it began from nothing: {row['parent']} had nothing")
     if row["state"] == "RUNNING" and attempts:
@@ -285,10 +287,14 @@ def _after_failure(gathered: gather.Gathered, row: dict[str, Any], reason: str) 
     canceled = gathered.closed is not None and gathered.closed.state == "CANCELED"
     if row["state"] == "ERROR" and reason == "oom" and not canceled:
         memory = changes.effective(gathered).resources.memory_per_slot
-        return f"hpcdet retry {row['id']} --mem {'x2' if memory else '8G'}"
+        return f"hpcdet retry {_called(gathered, row)} --mem {'x2' if memory else '8G'}"
     if row["state"] == "ERROR" and gathered.closed is None:
-        return f"hpcdet retry {row['id']}"
-    return f"hpcdet logs {row['id']} --errors"
+        return f"hpcdet retry {_called(gathered, row)}"
+    return f"hpcdet logs {_called(gathered, row)} --errors"
+
+
+def _called(gathered: gather.Gathered, row: dict[str, Any]) -> str:
+    return called(find.Reference(gathered.paths, row["trial"]))
 
 
 def _redone(attempt: dict[str, Any], following: dict[str, Any]) -> int:

@@ -6,11 +6,12 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
-from hpcdet.cli.frame.ids import ids_argument, references
+from hpcdet.cli.frame.ids import called, ids_argument, references
 from hpcdet.cli.frame.progress import ProgressDisplay, progress
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
@@ -109,10 +110,11 @@ def judge(items: Sequence[Item]) -> None:
         return
     worst = bad[0]
     why = worst["why"] or next((t["why"] for t in worst["trials"] if t["state"] == "ERROR"), "")
+    name = called(ExperimentPaths(Path(worst["path"])))
     raise Unsuccessful(
         f"{worst['state']}" + (f": {why}" if why else ""),
         where=_names(bad),
-        hint=f"hpcdet explain {worst['id']}\nhpcdet logs {worst['id']} --errors",
+        hint=f"hpcdet explain {name}\nhpcdet logs {name} --errors",
     )
 
 
@@ -140,7 +142,7 @@ def wait_command(ids: Sequence[str], goal: str, any_: bool, timeout: float | Non
     Example: hpcdet wait digits-7f3a --timeout 12h
     """
     found = [reference.paths for reference in references(ids)]
-    with following([paths.id for paths in found]):
+    with following([called(paths) for paths in found]):
         items = until(found, _GOALS[goal], every=not any_, timeout_s=timeout)
     for item in items:
         settings().note(f"{item['id']}  {item['state']}")

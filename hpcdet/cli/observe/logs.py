@@ -11,7 +11,7 @@ from dataclasses import asdict
 import click
 
 from hpcdet.cli.frame import words
-from hpcdet.cli.frame.ids import id_argument
+from hpcdet.cli.frame.ids import called, id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.observe import follow
@@ -127,7 +127,7 @@ def logs_command(
     if scratch.is_gone(found.paths):
         settings().warn("logs are on scratch, and its folder there is gone")
     if follow_:
-        with follow.following([found.paths.id]):
+        with follow.following([called(found.paths)]):
             _follow(out, found, attempt, rank, launcher, timestamps, read, chosen)
         if exit_status:
             follow.judge([views.status(found.paths)])

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hpcdet.cli.frame import words
-from hpcdet.cli.frame.ids import id_argument, ids_argument
+from hpcdet.cli.frame.ids import called, id_argument, ids_argument
 from hpcdet.cli.frame.output import Column, Output, output, text
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
@@ -188,7 +188,8 @@ def _said(items: list[Item]) -> list[str]:
     return waits + [
         f"{item['id']}: checkpoints of paused trials hold {words.size(item['paused_bytes'])}, more "
         f"than checkpoint_storage.max_paused_bytes ({words.size(item['max_paused_bytes'])}); "
-        f"hpcdet resume {item['id']}, or cancel what will not go on"
+        f"hpcdet resume {called(ExperimentPaths(Path(item['path'])))}, "
+        "or cancel what will not go on"
         for item in items
         if item["paused_bytes"] is not None and item["paused_bytes"] > item["max_paused_bytes"]
     ]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hpcdet.cli.frame import facts, words
+from hpcdet.cli.frame.ids import called
 from hpcdet.cli.frame.output import Column, Item, text
 from hpcdet.cli.observe import best, follow
 from hpcdet.read.lookup.escapes import escaped
+from hpcdet.store.folder.layout import ExperimentPaths
 
 _TRIAL = (
     Column("STATE", "state", cut=False),
@@ -110,13 +113,14 @@ def _not_finite(item: Item) -> list[str]:
     """Return the shown trials that computed NaN or infinity and were not ended by it."""
     shown = {trial["trial"] for trial in item["trials"]}
     found = [one for one in item["not_finite"] if one["trial"] in shown]
+    name = called(ExperimentPaths(Path(item["path"])))
     if len(found) > 1:
         trials = ", ".join(str(one["trial"]) for one in found[:20])
         more = " …" if len(found) > 20 else ""
-        return [f"  metrics not finite in trials {trials}{more}; next: hpcdet explain {item['id']}"]
+        return [f"  metrics not finite in trials {trials}{more}; next: hpcdet explain {name}"]
     return [
         f"  trial {one['trial']}: {', '.join(one['names'])} not finite since step {one['step']}; "
-        f"next: hpcdet explain {item['id']}"
+        f"next: hpcdet explain {name}"
         for one in found
     ]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdet.cli.frame.bulk import each
+from hpcdet.cli.frame.ids import called
 from hpcdet.cli.frame.output import Output
 from hpcdet.cli.frame.progress import busy
 from hpcdet.cli.frame.settings import settings
@@ -138,7 +139,10 @@ def ask_each(
         return all(states[number] in goal for number in wanted)
 
     waited = list(asked)
-    with follow.following([paths.id for paths in waited]), cranks(waited, "wait") as all_of_them:
+    with (
+        follow.following([called(paths) for paths in waited]),
+        cranks(waited, "wait") as all_of_them,
+    ):
         follow.until(waited, done, turn=lambda: _turn_all(all_of_them))
 
 
@@ -160,7 +164,7 @@ def _see_off(experiments: list[ExperimentPaths]) -> None:
     for paths in alone:
         settings().note(
             f"{paths.id} ends once its jobs have left the queue; to see to that: "
-            f"hpcdet searcher run {paths.id}"
+            f"hpcdet searcher run {called(paths)}"
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from hpcdet.cli.frame.ids import called
 from hpcdet.cli.frame.output import Column, Item, Output, output
 from hpcdet.cli.frame.settings import Settings, settings
 from hpcdet.cli.inputs import preview
@@ -213,7 +214,7 @@ def _show(
             settings().note("  " + shlex.join(argv))
     out.emit([item], COLUMNS, warnings=warnings)
     if item["errors"] and not item["jobs"]:
-        hint = f"the experiment is kept: once repaired, hpcdet resume {item['id']}"
+        hint = f"the experiment is kept: once repaired, hpcdet resume {called(paths)}"
         what = f"the scheduler refused: {item['errors'][0]}"
         raise ConfigError(what, where=item["id"], hint=hint)
 
@@ -232,7 +233,7 @@ def _follow(
     for warning in warnings if out.for_people else ():
         settings().warn(warning)
     settings().note(f"{paths.id} is in {paths.root}")
-    with follow.following([paths.id]):
+    with follow.following([called(paths)]):
         return follow.until([paths], follow.ended, turn=crank.turn_if_due, longest_s=crank.every_s)
 
 
@@ -266,12 +267,12 @@ def _first_turn(crank: CommandCrank) -> Turn:
     try:
         return crank.turn()
     except (HpcdetError, OSError):
-        name = crank.paths.id
-        settings().warn(f"{name} is made but not queued; once repaired: hpcdet resume {name}")
+        name, command = crank.paths.id, called(crank.paths)
+        settings().warn(f"{name} is made but not queued; once repaired: hpcdet resume {command}")
         raise
     except KeyboardInterrupt:
-        name = crank.paths.id
-        settings().warn(f"{name} is made, but perhaps not queued: hpcdet resume or rm {name}")
+        name, command = crank.paths.id, called(crank.paths)
+        settings().warn(f"{name} is made, but perhaps not queued: hpcdet resume or rm {command}")
         raise
 
 

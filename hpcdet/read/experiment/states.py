@@ -56,7 +56,7 @@ def stuck(gathered: Gathered) -> bool:
 def resuming(gathered: Gathered) -> str:
     """Return the command that resumes the experiment, with the change that its holder suggested."""
     change = _said(gathered).get("change")
-    return f"hpcdet resume {gathered.id}" + (f" --set {change}" if change else "")
+    return f"hpcdet resume {home.called(gathered.paths)}" + (f" --set {change}" if change else "")
 
 
 def _said(gathered: Gathered) -> dict[str, Any]:

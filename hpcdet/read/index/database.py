@@ -24,7 +24,7 @@ from typing import Any
 from hpcdet.errors import IntegrityError, NotFound
 from hpcdet.read.index import tables
 from hpcdet.read.index.updating import bring_up_to_date
-from hpcdet.store.folder import private_folders
+from hpcdet.store.folder import home, private_folders
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files, mounts
 
@@ -86,7 +86,7 @@ def differences(paths: ExperimentPaths) -> list[str]:
     """
     present = place(paths)
     if not present.is_file():
-        hint = f"make it: hpcdet index rebuild {paths.id}"
+        hint = f"make it: hpcdet index rebuild {home.called(paths)}"
         raise NotFound("there is no index", where=str(present), hint=hint)
     names = (*tables.TABLES, *tables.VIEWS)
     with _built(paths) as file:

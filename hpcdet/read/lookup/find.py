@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.errors import HpcdetError, NotFound, Unavailable
-from hpcdet.store.folder import scratch, trust
-from hpcdet.store.folder.layout import EXPERIMENTS, AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder import home, scratch, trust
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Submitted
 from hpcdet.store.fs import packed
-
-DEFAULT_ROOT = EXPERIMENTS
 
 BEST = "@best"
 _REFERENCE = re.compile(r"(?P<id>[^/]+)(/(?P<trial>\d+|@best)(\.(?P<attempt>\d+))?)?")
@@ -42,11 +40,6 @@ class Reference:
         if not self.trial:
             return self.paths.id
         return f"{self.paths.id}/{self.trial}" + (f".{self.attempt}" if self.attempt else "")
-
-
-def root() -> Path:
-    """Return the folder that holds experiments: ``$HPCDET_ROOT``, or ``./hpcdet-experiments``."""
-    return Path(os.environ.get("HPCDET_ROOT") or DEFAULT_ROOT).expanduser().absolute()
 
 
 def experiments(root: Path) -> list[ExperimentPaths]:
@@ -97,7 +90,7 @@ def reference(text: str, root: Path) -> Reference:
         hint = f"trials are {has[0]} to {has[-1]}" if has else "it has no trials yet"
         raise NotFound(f"no trial {trial}", where=paths.id, hint=hint)
     if match["attempt"] is not None and not packed.exists(paths.trial(trial).attempt(attempt).root):
-        hint = f"see them all with: hpcdet show {paths.id}"
+        hint = f"see them all with: hpcdet show {home.called(paths)}"
         raise NotFound(f"no attempt {attempt}", where=f"{paths.id}/{trial}", hint=hint)
     return Reference(paths, trial, attempt)
 
@@ -181,7 +174,7 @@ def _best(paths: ExperimentPaths) -> int:
 
     item = views.status(paths)
     if item["best"] is None:
-        hint = f"see how they stand with: hpcdet status {paths.id}"
+        hint = f"see how they stand with: hpcdet status {home.called(paths)}"
         raise NotFound(f"no trial has a value of {item['metric']} yet", where=paths.id, hint=hint)
     return int(item["best"]["trial"])
 

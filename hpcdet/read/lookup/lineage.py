@@ -12,6 +12,7 @@ from hpcdet.read.experiment import series, standings
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 from hpcdet.read.experiment.series import metrics
 from hpcdet.read.lookup import find
+from hpcdet.store.folder import home
 from hpcdet.store.fs import sealed_json
 from hpcdet.store.trials import parents
 from hpcdet.store.trials.parents import Parent
@@ -70,7 +71,7 @@ def best_trial(gathered: Gathered) -> int:
     stand = standings.standings(gathered)
     if stand is not None:
         if not stand.front:
-            hint = f"see how they stand with: hpcdet status {gathered.id}"
+            hint = f"see how they stand with: hpcdet status {home.called(gathered.paths)}"
             raise NotFound("no trial is feasible", where=gathered.id, hint=hint)
         return stand.front[0]
     rows = metrics(gathered, group="validation", name=searcher.metric)

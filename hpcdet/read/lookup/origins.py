@@ -10,6 +10,7 @@ from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.lookup import find
 from hpcdet.read.views import views
+from hpcdet.store.folder import home
 from hpcdet.store.folder.layout import CHECKPOINT_NAME
 
 THERE = ("complete", "superseded")
@@ -43,7 +44,7 @@ def checkpoint(gathered: Gathered, trial: int, text: str) -> str:
     fits = [row for row in rows if name in (row["name"], str(row["step"]))]
     if fits:
         return str(max(fits, key=lambda row: row["attempt"])["name"])
-    hint = f"hpcdet ckpt ls {where} shows those it has"
+    hint = f"hpcdet ckpt ls {home.called(gathered.paths, trial)} shows those it has"
     raise NotFound(f"no checkpoint {text}", where=where, hint=hint)
 
 

@@ -17,7 +17,7 @@ from hpcdet.read.experiment.standings import Standings
 from hpcdet.read.views import costs, purged
 from hpcdet.read.views.checkpoints import checkpoints
 from hpcdet.read.views.timeline import events
-from hpcdet.store.folder import scratch
+from hpcdet.store.folder import home, scratch
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import packed
 
@@ -62,7 +62,9 @@ def brief(source: Source) -> View:
 def next_command(gathered: Gathered) -> str:
     """Return the command that resumes a paused experiment."""
     key = costs.exhausted(gathered)
-    return f"hpcdet set {gathered.id} {key}=MORE" if key else states.resuming(gathered)
+    if key:
+        return f"hpcdet set {home.called(gathered.paths)} {key}=MORE"
+    return states.resuming(gathered)
 
 
 def status(source: Source) -> View:

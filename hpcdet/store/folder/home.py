@@ -7,12 +7,14 @@ searcher are the original's. Experiments without such a record were made by an o
 
 from __future__ import annotations
 
+import os
 import secrets
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.errors import UsageError
-from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.layout import EXPERIMENTS, ExperimentPaths
 from hpcdet.store.fs import files, packed
 from hpcdet.store.fs.json_record import JsonRecord
 
@@ -33,6 +35,29 @@ class Home(JsonRecord):
     nonce: str
     submissions: int = 0
     at: str = ""
+
+
+def root() -> Path:
+    """Return the folder that holds experiments: ``$HPCDET_ROOT``, or ``./hpcdet-experiments``."""
+    return Path(os.environ.get("HPCDET_ROOT") or EXPERIMENTS).expanduser().absolute()
+
+
+def called(
+    paths: ExperimentPaths, trial: int = 0, attempt: int = 0, among: Path | None = None
+) -> str:
+    """Return the words for an experiment, trial or attempt in a command printed for people.
+
+    Args:
+        among: the folder whose experiments are found by their ids; else ``root()``.
+
+    Returns:
+        ``ID``, ``ID/3`` or ``ID/3.2``; for an experiment elsewhere the folder's path, quoted for
+        a shell.
+    """
+    if paths.root.parent == (among or root()):
+        return paths.id + (f"/{trial}" if trial else "") + (f".{attempt}" if attempt else "")
+    of = paths.trial(trial) if trial else paths
+    return shlex.quote(str((paths.trial(trial).attempt(attempt) if attempt else of).root))
 
 
 def settle(paths: ExperimentPaths) -> Home:
