@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import shutil
+import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import click
+
+from hpcdet.cli.frame import words
 from hpcdet.cli.frame.output import text
 from hpcdet.cli.frame.settings import settings
 from hpcdet.read.experiment.states import ENDED
-
-if TYPE_CHECKING:
-    from rich.live import Live
+from hpcdet.read.lookup.escapes import escaped
 
 Item = dict[str, Any]
 
 _MANY = 16
+_BAR = 20
+_CLEAR = "\r\x1b[K"
+"""Back to the beginning of the terminal's line, and empty it."""
 
 
 class ProgressDisplay(Protocol):
@@ -27,16 +34,7 @@ class ProgressDisplay(Protocol):
 @contextlib.contextmanager
 def progress() -> Iterator[ProgressDisplay]:
     """Return live lines if standard error is a terminal, else plain lines; none if quiet."""
-    if not settings().live:
-        yield _Lines()
-        return
-    from rich.console import Console
-    from rich.live import Live
-
-    colored = settings().color != "never"
-    console = Console(stderr=True, no_color=not colored)
-    with Live(console=console, refresh_per_second=4, transient=False) as live:
-        yield _Redrawn(live)
+    yield _Redrawn() if settings().live else _Lines()
 
 
 class _Lines:
@@ -65,23 +63,27 @@ class _Lines:
 class _Redrawn:
     """Progress as a table that is redrawn in place."""
 
-    def __init__(self, live: Live) -> None:
-        self.live = live
+    def __init__(self) -> None:
+        self.shown = 0
 
     def update(self, items: list[Item]) -> None:
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        parts: list[Any] = []
+        lines: list[str] = []
         for item in items:
-            grid = Table.grid(padding=(0, 2))
+            lines.append(_experiment(item))
             for trial in _of_interest(item["trials"]):
-                bar = ProgressBar(total=_target(trial, item), completed=trial["steps"], width=20)
-                grid.add_row(Text(f"  trial {trial['trial']}"), bar, Text(_trial(trial)))
-            parts.extend((Text(_experiment(item)), grid))
-        self.live.update(Group(*parts))
+                bar = _bar(trial["steps"] / (_target(trial, item) or math.inf))
+                lines.append(f"  trial {trial['trial']:<4}  {bar}  {_trial(trial)}")
+        size = shutil.get_terminal_size((80, 24))
+        # a line that wraps, or scrolls away, would not be found again
+        fitting = [escaped(line)[: size.columns - 1] for line in lines[: size.lines - 1]]
+        again = f"\x1b[{self.shown}F\x1b[J" if self.shown else ""
+        click.echo(again + "\n".join(fitting), err=True, color=True)
+        self.shown = len(fitting)
+
+
+def _bar(done: float) -> str:
+    """Return a bar of which the fraction ``done`` is filled."""
+    return f"[{'=' * round(_BAR * min(1.0, done)):{_BAR}}]"
 
 
 def _of_interest(trials: list[Item]) -> list[Item]:
@@ -118,15 +120,8 @@ def _trial(trial: Item) -> str:
 
 @contextlib.contextmanager
 def busy(what: str) -> Iterator[None]:
-    """Show a spinner on a terminal while the context lasts; elsewhere print a line."""
-    if not settings().live:
-        settings().note(f"{what} …")
-        yield
-        return
-    from rich.console import Console
-
-    console = Console(stderr=True, no_color=settings().color == "never")
-    with console.status(what):
+    """Print a line while the context lasts; on a terminal it goes away afterwards."""
+    with working(what):
         yield
 
 
@@ -137,17 +132,18 @@ def working(what: str) -> Iterator[Callable[[float], None]]:
         settings().note(f"{what} …")
         yield lambda _: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    begin, percent = time.monotonic(), -1
 
-    console = Console(stderr=True, no_color=settings().color == "never")
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(what, total=1.0)
-        yield lambda done: bar.update(task, completed=done)
+    def show(done: float) -> None:
+        nonlocal percent
+        if done > 0 and int(100 * done) != percent:  # a redraw costs more than the work between two
+            percent = int(100 * done)
+            left = words.duration((time.monotonic() - begin) * (1 - done) / done)
+            line = f"{_CLEAR}{escaped(what)}  {_bar(done)} {percent} %  {left}"
+            click.echo(line, nl=False, err=True, color=True)
+
+    click.echo(f"{escaped(what)} …", nl=False, err=True, color=True)
+    try:
+        yield show
+    finally:
+        click.echo(_CLEAR, nl=False, err=True, color=True)
