@@ -22,12 +22,13 @@ from hpcdet.core._virtual import VirtualContext
 from hpcdet.errors import UsageError
 from hpcdet.store.config.data_secrets import resolve
 from hpcdet.train.attempt import exit_hook
-from hpcdet.train.attempt.node_command import SAYS
+from hpcdet.train.attempt.node_command import LOCK, SAYS
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.attempt.startup import join
 from hpcdet.train.data import rng
 from hpcdet.train.data.sample_order import Order, shuffled
 from hpcdet.train.meeting import rendezvous
+from hpcdet.train.process import launcher_watch
 from hpcdet.train.process.ranks import Ranks
 from hpcdet.units import Length
 
@@ -254,5 +255,6 @@ def init(
         atexit.register(_at_exit)
         if SAYS in os.environ:
             exit_hook.watch()
+            launcher_watch.end_with_rank(Path(os.environ[SAYS]).with_name(LOCK))
     _contexts.append(context)
     return context

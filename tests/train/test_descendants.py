@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import ranks
@@ -76,6 +77,68 @@ def test_a_script_that_a_shell_starts_after_the_notice_hears_of_it(tmp_path: Pat
         attempt.signal(signal.SIGUSR2)
         time.sleep(0.5)  # for shell and sleep to be told, if anybody did
         (code / "go").touch()
+        assert attempt.wait() == [0], attempt.log()
+    verdict = attempt.verdict()
+    assert verdict is not None and (verdict.verdict, verdict.cause) == ("resume", "signal")
+
+
+@pytest.mark.parametrize("killed", ["rank", "shell", "script"])
+def test_no_script_outlives_its_rank_whichever_process_is_killed(
+    tmp_path: Path, killed: str
+) -> None:
+    trial = ranks.experiment(
+        tmp_path / "EXP", code="", entrypoint=f"{PYTHON} | cat; exit 3", until=10**6
+    )
+    (tmp_path / "EXP" / "code" / "script.py").write_text(SCRIPT.replace("sleep", "true", 1))
+    with ranks.start(trial, 1, PY=sys.executable) as attempt:
+        attempt.wait_for(lambda: any(line["kind"] == "first_step" for line in attempt.lines()))
+        rank = psutil.Process(attempt.processes[0].pid)
+        below = rank.children(recursive=True)
+        [script] = [one for one in below if one.name().startswith("python")]
+        {"rank": rank, "shell": below[0], "script": script}[killed].kill()
+        code = attempt.wait()
+        _, left = psutil.wait_procs(below, timeout=60)
+        for one in left:
+            one.kill()
+    assert not left
+    assert code == [3 if killed == "script" else -9]
+
+
+@pytest.mark.parametrize("stopped", ["rank", "script"])
+def test_a_notice_waits_for_what_is_stopped(tmp_path: Path, stopped: str) -> None:
+    trial = ranks.experiment(tmp_path / "EXP", code="", entrypoint=f"{PYTHON}; exit", until=10**6)
+    (tmp_path / "EXP" / "code" / "script.py").write_text(SCRIPT)
+    with ranks.start(trial, 1, PY=sys.executable) as attempt:
+        attempt.wait_for(lambda: any(line["kind"] == "first_step" for line in attempt.lines()))
+        rank = psutil.Process(attempt.processes[0].pid)
+        held = [rank] if stopped == "rank" else rank.children(recursive=True)
+        for one in held:
+            one.suspend()
+        attempt.signal(signal.SIGTERM)
+        time.sleep(0.5)
+        for one in held:
+            one.resume()
+        assert attempt.wait() == [0], attempt.log()
+    verdict = attempt.verdict()
+    assert verdict is not None and (verdict.verdict, verdict.cause) == ("resume", "signal")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "[os.close(fd) for fd in (0, 1, 2)]",
+        "if os.fork() == 0: os.setsid(); os.fork() or time.sleep(20); os._exit(0)",
+    ],
+    ids=["closes its streams", "leaves a daemon"],
+)
+def test_odd_scripts_save_and_leave(tmp_path: Path, odd: str) -> None:
+    trial = ranks.experiment(tmp_path / "EXP", code="", entrypoint=f"{PYTHON}; exit", until=10**6)
+    script = SCRIPT.replace("    step = 0\n", f"    step = 0\n    {odd}\n")
+    script = script.replace("import", "import os,", 1)
+    (tmp_path / "EXP" / "code" / "script.py").write_text(script)
+    with ranks.start(trial, 1, PY=sys.executable) as attempt:
+        attempt.wait_for(lambda: any(line["kind"] == "first_step" for line in attempt.lines()))
+        attempt.signal(signal.SIGTERM)
         assert attempt.wait() == [0], attempt.log()
     verdict = attempt.verdict()
     assert verdict is not None and (verdict.verdict, verdict.cause) == ("resume", "signal")

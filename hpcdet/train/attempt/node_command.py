@@ -31,6 +31,8 @@ BEFORE = "HPCDET_SHELL"
 """A private folder, and in it the environment that the shell began with."""
 SAYS = "HPCDET_SAYS"
 """The file in which a script that ends without leaving its ``core.init`` says how it would."""
+LOCK = "rank.lock"
+"""The file beside it that the rank locks while it lives."""
 _ENVIRONMENT = "environment.json"
 _SHELLS_OWN = frozenset({BEFORE, "_", "OLDPWD", "PWD", "SHLVL"})
 _LOOK_S = 0.1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import os
 import shlex
@@ -135,7 +136,11 @@ def _run(
     Raises:
         ConfigError: there is no such command.
     """
-    with tempfile.TemporaryDirectory(prefix="hpcdet-") as private:
+    with (
+        tempfile.TemporaryDirectory(prefix="hpcdet-") as private,
+        (Path(private) / node_command.LOCK).open("xb") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends; children do not inherit it
         says = Path(private) / "verdict.json"
         added = {
             node_command.SAYS: str(says),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from hpcdet.train.process.console import say
 from hpcdet.train.process.ranks import PEER_LOST
@@ -32,6 +35,26 @@ def _watch(parent: int) -> None:
         time.sleep(_LOOK_S)
     say("the launcher of this rank is gone")
     os._exit(PEER_LOST)
+
+
+def end_with_rank(lock: Path) -> None:
+    """End this script when the rank that runs its command is gone, however that ended.
+
+    Shells and launchers lie between them, so no signal of the kernel's reaches it. The rank holds
+    a lock while it lives, which a container with process numbers of its own sees as well.
+
+    Args:
+        lock: the file; where it is absent, this does nothing.
+    """
+    threading.Thread(target=_wait, args=(lock,), name="rank", daemon=True).start()
+
+
+def _wait(lock: Path) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with contextlib.suppress(OSError), lock.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        say("the rank that runs this script is gone")
+        os._exit(PEER_LOST)
 
 
 def say_goodbye() -> None:
