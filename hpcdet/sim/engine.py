@@ -1,9 +1,8 @@
 """The simulation: a heap of events, in which the searcher's own code decides.
 
-What the controller does with journals and controls on a cluster is done here with times: a
-report is written, comes into sight, is told at a turn of the crank, and the decision reaches
-the trial, which may have trained on meanwhile. Pure: no clock, no file, the same course for
-the same arguments.
+Times stand for journals and controls: a report is written, comes into sight, is told at a turn of
+the crank, and the decision reaches the trial, which may have trained on meanwhile. Pure: no clock,
+no file, the same course for the same arguments.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class Simulation:
         besides: what else a trial reports at a length, by its number; as the searcher hears it.
         begun: length at which trials begin that have no parent; their curves are their own.
         slots: of one trial; a report says how many slot-seconds it took so far.
-        horizon_s: the simulation ends here at the latest.
-        patience: events without a report after which the simulation ends: nothing gets on.
+        horizon_s, patience: it ends then, or after so many events without a report, at the latest.
         keep: keep every moment of the course.
     """
 
@@ -369,7 +367,7 @@ class Simulation:
                 self.course.over = True
                 self._note("shutdown", why=why)
             case events.Ask(why):
-                self._note("ask", why=why)  # whoever is asked says yes at once
+                self._note("ask", why=why)  # its user says yes at once
 
     def _continue(self, trial: SimulatedTrial, until: Length | None) -> None:
         if trial.wanted == "lost":
