@@ -66,7 +66,7 @@ def secure(
 
     Args:
         attempt: the caller's; unfinished copies of it and of those before are taken away.
-        stop: asked all the time; once it says so, the copy that is being made is given up.
+        stop: asked all the time; once it is True, the copy that is being made is given up.
     """
     paths = experiment.trial(trial)
     kept = paths.kept
@@ -109,7 +109,7 @@ def copy(
         IntegrityError: what was read again is not what was saved. If the source itself is
             damaged, it is set aside.
         OSError: a disk is full or failed, or the source has been removed meanwhile.
-        Stopped: ``stop`` said so.
+        ReplicationStopped: ``stop`` returned True.
     """
     try:
         shutil.rmtree(partial, ignore_errors=True)
