@@ -90,43 +90,24 @@ class ScriptExecutor(SlurmExecutor):
         super().__init__(folder)
         self.script = script
 
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return self.script
-
-    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return ["sbatch", "--parsable", str(submission_file_path)]
-
-    @staticmethod
-    def _get_job_id_from_submission_command(string: bytes | str) -> str:
-        text = string.decode() if isinstance(string, bytes) else string
-        job = slurm_text.job_id(text)
-        if job is None:
-            raise utils.FailedSubmissionError(f"sbatch printed no job id: {text!r}")
-        return job
-
     def _internal_process_submissions(self, delayed_submissions: Sequence[Any]) -> list[Any]:
         """Submit one script for all tasks.
 
-        submitit's own array path would build a script of its own by a plain SlurmExecutor, and
-        pickle functions that no task is to load.
+        submitit's own way writes a script of its own, pickles functions that no task is to load,
+        and calls ``sbatch`` without a time limit, in the environment of the job it runs in.
         """
-        first = self._submit_command("")
-        if len(delayed_submissions) == 1:
-            return [first]
-        return [
-            self.job_class(folder=self.folder, job_id=f"{first.job_id}_{index}", tasks=[0])
-            for index in range(len(delayed_submissions))
-        ]
-
-    def _submit_command(self, command: str) -> Any:
-        """Like submitit's, with a time limit, a clean environment and unchanged errors."""
         file = self.folder / "worker.sbatch"
-        file.write_text(self._make_submission_file_text(command, ""))
-        done = run(self._make_submission_command(file))
+        file.write_text(self.script)
+        done = run(["sbatch", "--parsable", str(file)])
         if done.returncode != 0:
             raise utils.FailedJobError(done.stderr or done.stdout)
-        job = self._get_job_id_from_submission_command(done.stdout)
-        return self.job_class(folder=self.folder, job_id=job, tasks=[0])
+        job = slurm_text.job_id(done.stdout)
+        if job is None:
+            raise utils.FailedSubmissionError(f"sbatch printed no job id: {done.stdout!r}")
+        return [
+            self.job_class(folder=self.folder, job_id=f"{job}_{index}", tasks=[0])
+            for index in range(len(delayed_submissions))
+        ]
 
 
 def _nothing() -> None:
