@@ -1,4 +1,4 @@
-"""Lengths of training in batches, records or epochs, as Determined names them; and of time."""
+"""Lengths of training in batches, records or epochs, as Determined names them; times and sizes."""
 
 from __future__ import annotations
 
@@ -67,3 +67,29 @@ def seconds(text: str) -> int:
     if match := re.fullmatch(r"(\d+)\s*([smhd])", text.strip()):
         return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
     raise ValueError(f"{text!r} is no time; write seconds, '2h' or '12:00:00'")
+
+
+def duration(seconds: float | None) -> str:
+    """Format ``1 d 2 h``, ``4 min 10 s``, ``5 s``: the two largest units; "" for None."""
+    if seconds is None:
+        return ""
+    whole = round(seconds)
+    parts: list[str] = []
+    for name, of_name in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        amount, whole = divmod(whole, of_name)
+        if amount or (name == "s" and not parts):
+            parts.append(f"{amount} {name}")
+    return " ".join(parts[:2])
+
+
+def size(count: float | None) -> str:
+    """Format bytes as ``312 B``, ``4.1 kB``, ``2.0 GB`` (powers of 1000); "" for None."""
+    if count is None:
+        return ""
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        count /= 1000
+        if count < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:.1f} TB"

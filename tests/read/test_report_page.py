@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hpcdet import units
 from hpcdet.read import report
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.report import curves, scale, timeline_chart
@@ -208,7 +209,22 @@ def test_ticks_are_round(low: float, high: float, ticks: list[float]) -> None:
     [(0, "0 s"), (59.6, "1 min"), (3661, "1 h 1 min"), (90000, "1 d 1 h"), (250, "4 min 10 s")],
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
-    assert scale.duration(seconds) == text
+    assert units.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, ""),
+        (0, "0 B"),
+        (999, "999 B"),
+        (4100, "4.1 kB"),
+        (2e9, "2.0 GB"),
+        (3e15, "3000.0 TB"),
+    ],
+)
+def test_sizes_are_short(count: float | None, text: str) -> None:
+    assert units.size(count) == text
 
 
 def test_a_year_has_few_ticks() -> None:

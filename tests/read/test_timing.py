@@ -549,7 +549,7 @@ def test_the_report_shows_phases_and_stragglers(measured: Builder) -> None:
     assert "<td>70 ms</td>" in page
     assert "node n2" in page
     assert "trial 1, Waiting for other ranks" in page
-    assert "<td>1.1</td><td>3</td><td>n2</td><td>0.8</td><td>2.8 GiB</td>" in page
+    assert "<td>1.1</td><td>3</td><td>n2</td><td>0.8</td><td>3.0 GB</td>" in page
     silent = Builder(measured.paths.root.parent / "old-0000")
     silent.trial().attempt().end("completed")  # made before ranks told of their time
     assert "Inside training" not in report.render(gather(silent.paths), EPOCH.timestamp() + 1000)

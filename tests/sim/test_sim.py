@@ -374,6 +374,6 @@ def test_the_verb(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
     assert ran.items[0]["rungs"] == item["rungs"]
     assert "nothing ends by threshold, target: " in ran.out
     bound = cli(*asked, "--set", "budget={slot_hours: 99, wall_s: 1h}", "-o", "json").out
-    assert "the budget is 60 min: " in bound and "the budget is 99" not in bound
+    assert "the budget is 1 h: " in bound and "the budget is 99" not in bound
     hopeless = ("--fail", "100000", "--seeds", 1, "--trial-time", "10h")
     assert "does not end" in cli("simulate", config, *hopeless, code=6).err

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from hpcdet import units
 from hpcdet.cli.artefacts import reading
-from hpcdet.cli.frame import words
 from hpcdet.cli.frame.ids import id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import confirm, settings
@@ -29,7 +29,7 @@ COLUMNS = (
     Column("STEP", "step", right=True),
     Column("NAME", "name"),
     Column("STATE", "state", cut=False),
-    Column("SIZE", lambda row: words.size(row["bytes"]), right=True),
+    Column("SIZE", lambda row: units.size(row["bytes"]), right=True),
     Column("METRIC", "metric", right=True),
     Column("KEPT", "kept"),
     Column("DIGEST", lambda row: row["digest"][:16]),
@@ -41,7 +41,7 @@ _ENDINGS = {".safetensors": "safetensors", ".h5": "hdf5", ".hdf5": "hdf5"} | dic
     (".pt", ".pth", ".bin"), "pt"
 )
 _MADE = (
-    Column("SIZE", lambda row: words.size(row["bytes"]), right=True),
+    Column("SIZE", lambda row: units.size(row["bytes"]), right=True),
     Column("DIGEST", lambda row: row["digest"][:16]),
     Column("PATH", "path"),
 )
@@ -160,7 +160,7 @@ def export(
     flags = ["--all"] if whole else []
     folder = _one(what, step, which)
     row = reading.one(f"exporting {folder.name}", "export", "--format", form, *flags, folder, out)
-    settings().note(f"{row['tensors']} tensors of {folder}, {words.size(row['bytes'])}")
+    settings().note(f"{row['tensors']} tensors of {folder}, {units.size(row['bytes'])}")
     click.echo(row["path"])
 
 
@@ -254,14 +254,14 @@ def rm(out: Output, what: Sequence[str], dry_run: bool) -> None:
     ]
     out.expect(("path", "bytes", "removed"))
     if not dry_run:
-        total = words.size(sum(row["bytes"] for row in rows))
+        total = units.size(sum(row["bytes"] for row in rows))
         confirm(f"remove {len(rows)} checkpoints ({total})?")
         for folder, row in zip(folders, rows, strict=True):
             _remove(folder)
             row["removed"] = True
     columns = (
         Column("REMOVED", "removed"),
-        Column("SIZE", lambda row: words.size(row["bytes"]), right=True),
+        Column("SIZE", lambda row: units.size(row["bytes"]), right=True),
         Column("PATH", "path"),
     )
     out.emit(rows, columns, key="path")

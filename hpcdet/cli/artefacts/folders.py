@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from hpcdet.cli.frame import words
+from hpcdet import units
 from hpcdet.cli.frame.bulk import each
 from hpcdet.cli.frame.ids import called, id_argument, ids_argument
 from hpcdet.cli.frame.output import Column, Output, output
@@ -231,7 +231,7 @@ def archive_command(out: Output, id: str, target: Path | None, remove: bool, dry
         if remove:
             _remove_both(paths)
     size = 0 if dry_run else file.stat().st_size
-    what = "would be packed" if dry_run else f"packed, {words.size(size)}"
+    what = "would be packed" if dry_run else f"packed, {units.size(size)}"
     item = {"id": paths.id, "path": str(file), "bytes": size, "what": what, "dry_run": dry_run}
     out.emit([{**item, "removed": remove and not dry_run}], COLUMNS)
 
@@ -289,14 +289,14 @@ def rm_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
     """
     found = list(dict.fromkeys(whole(id) for id in ids))
     if not dry_run:
-        total = words.size(sum(size_of(paths) for paths in found))
+        total = units.size(sum(size_of(paths) for paths in found))
         names = ", ".join(paths.id for paths in found[:5]) + (", …" if len(found) > 5 else "")
         many = "1 experiment" if len(found) == 1 else f"{len(found)} experiments"
         confirm(f"remove {many} ({total}) for good: {names}?")
 
     def act(found: find.Reference) -> str:
         refuse_live(found.paths)
-        size = words.size(size_of(found.paths))
+        size = units.size(size_of(found.paths))
         if dry_run:
             return f"would remove {size}"
         _remove_both(found.paths)

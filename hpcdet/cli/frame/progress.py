@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import click
 
-from hpcdet.cli.frame import words
+from hpcdet import units
 from hpcdet.cli.frame.output import text
 from hpcdet.cli.frame.settings import settings
 from hpcdet.read.experiment.states import ENDED
@@ -138,7 +138,7 @@ def working(what: str) -> Iterator[Callable[[float], None]]:
         nonlocal percent
         if done > 0 and int(100 * done) != percent:  # a redraw costs more than the work between two
             percent = int(100 * done)
-            left = words.duration((time.monotonic() - begin) * (1 - done) / done)
+            left = units.duration((time.monotonic() - begin) * (1 - done) / done)
             line = f"{_CLEAR}{escaped(what)}  {_bar(done)} {percent} %  {left}"
             click.echo(line, nl=False, err=True, color=True)
 

@@ -1,4 +1,4 @@
-"""Formatting of times, durations and sizes for people."""
+"""Formatting of times and lengths for people; durations and sizes are in ``units``."""
 
 from __future__ import annotations
 
@@ -15,35 +15,6 @@ def when(time: str) -> str:
         return ""
     zone = UTC if settings().utc else None
     return datetime.fromisoformat(time).astimezone(zone).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def duration(seconds: float | None) -> str:
-    """``4 s``, ``3 min``, ``2 h 05 min``, ``3 d 4 h``; "" for None."""
-    if seconds is None:
-        return ""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
-    if minutes < 100:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes:02d} min"
-    return f"{hours // 24} d {hours % 24} h"
-
-
-def size(count: int | None) -> str:
-    """Bytes as ``312 B``, ``4.1 kB``, ``2.0 GB`` (powers of 1000)."""
-    if count is None:
-        return ""
-    if count < 1000:
-        return f"{count} B"
-    value = float(count)
-    for unit in ("kB", "MB", "GB"):
-        value /= 1000
-        if value < 1000:
-            return f"{value:.1f} {unit}"
-    return f"{value / 1000:.1f} TB"
 
 
 def length(value: dict[str, int] | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hpcdet.cli.frame import words
+from hpcdet import units
 from hpcdet.cli.frame.output import Column, Output
 from hpcdet.cli.frame.output import text as shown
 from hpcdet.cli.frame.settings import settings
@@ -47,7 +47,7 @@ def show(
     click.echo("# config")
     for row in item["config"]:
         click.echo(f"{row['key']}: {shown(row['value'])}    # {row['origin']}")
-    count, total = len(item["code"]), words.size(item["code_bytes"])
+    count, total = len(item["code"]), units.size(item["code_bytes"])
     click.echo(f"\n# code: {count} files, {total}, from {wanted.model_dir}")
     click.echo(f"\n# script\n{item['script']}")
     click.echo(f"# command\n{shlex.join(item['argv'])}")

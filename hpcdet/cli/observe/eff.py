@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from hpcdet.cli.frame import facts, words
+from hpcdet import units
+from hpcdet.cli.frame import facts
 from hpcdet.cli.frame.ids import ids_argument, references
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
@@ -58,9 +59,9 @@ def _useful(item: Item) -> str:
 COLUMNS = (
     Column("TRIAL", "id", cut=False),
     Column("CORES", _of("cpu_cores", "cpus", "{:.3g}".format), right=True),
-    Column("MEMORY", _of("memory_peak_bytes", "memory_bytes", words.size), right=True),
+    Column("MEMORY", _of("memory_peak_bytes", "memory_bytes", units.size), right=True),
     Column("GPU", lambda item: _percent(item["gpu_percent"]), right=True),
-    Column("TIME", _of("longest_s", "walltime_s", words.duration), right=True),
+    Column("TIME", _of("longest_s", "walltime_s", units.duration), right=True),
     Column("STEP", lambda item: _seconds(item["step_s"]), right=True),
     Column("SAMPLES/S", _rate, wide=True, right=True),
     Column("USEFUL", _useful, wide=True, right=True),
@@ -125,8 +126,8 @@ def _beyond(items: list[Item]) -> list[str]:
     return [
         facts.folded(
             f"{id}: {one['beyond_batches']} of {one['trained_batches']} batches were trained "
-            f"beyond rungs while decisions travelled, in {words.duration(one['beyond_s'])}; "
-            f"trials waited at rungs for {words.duration(one['waited_s'])}",
+            f"beyond rungs while decisions travelled, in {units.duration(one['beyond_s'])}; "
+            f"trials waited at rungs for {units.duration(one['waited_s'])}",
             "  ",
         )
         for id, one in found.items()

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hpcdet import units
 from hpcdet.cli.frame import words
 from hpcdet.cli.frame.ids import called, id_argument
 from hpcdet.cli.frame.output import Column, Output, output
@@ -101,7 +102,7 @@ def _gantt(gathered: gather.Gathered, trial: int, attempt: int, width: int = 80)
         return min(columns - 1, int(share * columns))
 
     saved = [event for event in views.events(gathered, trial) if event["kind"] == "checkpoint"]
-    lines = [f"{words.when(first)} to {words.when(last)}, {words.duration(whole)}"]
+    lines = [f"{words.when(first)} to {words.when(last)}, {units.duration(whole)}"]
     before: dict[int, str] = {}
     for row, label, reason in zip(rows, labels, reasons, strict=True):
         cells = [" "] * columns

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import click
 
-from hpcdet.cli.frame import facts, words
+from hpcdet import units
+from hpcdet.cli.frame import facts
 from hpcdet.cli.frame.ids import called, id_argument
 from hpcdet.cli.frame.output import Column, Output, output, text
 from hpcdet.cli.frame.settings import settings
@@ -257,11 +258,11 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
     line = timeline.passed_over(gathered, row["trial"]) if row["state"] == "PENDING" else None
     if line is not None and (not attempts or line["t"] > attempts[-1]["end"]):
         needs = [
-            f"about {words.duration(line['start_s'])} to begin",
-            f"{words.duration(line['useful_s'])} to get anywhere",
-            f"{words.duration(line['leave_s'])} to save and leave",
+            f"about {units.duration(line['start_s'])} to begin",
+            f"{units.duration(line['useful_s'])} to get anywhere",
+            f"{units.duration(line['leave_s'])} to save and leave",
         ]
-        left = words.duration(line["left_s"])
+        left = units.duration(line["left_s"])
         said = f"it waits for another allocation: worker {line['worker']} had {left} left"
         yield _finding("pending", row["id"], said, "", needs)
     if row["origin"]:
@@ -278,7 +279,7 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
     if row["state"] == "RUNNING" and attempts:
         last_heard = attempts[-1]["last_heard"]
         if last_heard:
-            age = words.duration(views.seconds(last_heard, ""))
+            age = units.duration(views.seconds(last_heard, ""))
             yield _finding("progress", row["id"], f"at step {row['steps']}, last heard {age} ago")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hpcdet import units
 from hpcdet.cli.frame import words
 from hpcdet.cli.frame.ids import ids_argument, references
 from hpcdet.cli.frame.output import Column, Output, output, text
@@ -124,7 +125,7 @@ def _plots(items: list[dict[str, Any]], axis: series.Axis) -> str:
             curves.setdefault(key, []).append((x, value))
     if not curves:
         settings().note("nothing to plot")
-    label = words.duration if axis == "wall" else "{:.0f}".format
+    label = units.duration if axis == "wall" else "{:.0f}".format
     return "\n".join(
         f"{experiment}/{trial} {group} {name}\n{plot(points, label)}"
         for (experiment, trial, group, name), points in curves.items()

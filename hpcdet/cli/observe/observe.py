@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from hpcdet import units
 from hpcdet.cli.frame import words
 from hpcdet.cli.frame.ids import called, id_argument, ids_argument
 from hpcdet.cli.frame.output import Column, Output, output, text
@@ -186,8 +187,8 @@ def _said(items: list[Item]) -> list[str]:
         if wait["long"] and item["health"] == "queued"
     ]
     return waits + [
-        f"{item['id']}: checkpoints of paused trials hold {words.size(item['paused_bytes'])}, more "
-        f"than checkpoint_storage.max_paused_bytes ({words.size(item['max_paused_bytes'])}); "
+        f"{item['id']}: checkpoints of paused trials hold {units.size(item['paused_bytes'])}, more "
+        f"than checkpoint_storage.max_paused_bytes ({units.size(item['max_paused_bytes'])}); "
         f"hpcdet resume {called(ExperimentPaths(Path(item['path'])))}, "
         "or cancel what will not go on"
         for item in items
@@ -252,7 +253,7 @@ ATTEMPTS = (
     Column("FROM", "from_step", right=True),
     Column("STEPS", "steps", right=True),
     Column("START", words.time_of("start"), cut=False),
-    Column("TOOK", lambda row: words.duration(row["duration_s"]), right=True),
+    Column("TOOK", lambda row: units.duration(row["duration_s"]), right=True),
     Column("JOB", "job"),
     Column("NODES", "nodes", wide=True),
     Column("ERROR", "error"),

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpcdet.cli.frame import facts, words
+from hpcdet import units
+from hpcdet.cli.frame import facts
 from hpcdet.cli.frame.ids import called
 from hpcdet.cli.frame.output import Column, Item, text
 from hpcdet.cli.observe import best, follow
@@ -81,7 +82,7 @@ def headline(item: dict[str, Any]) -> str:
         lines.append(f"  next: {item['next']}")
     if item["state"] not in follow.ENDED:
         turn = item["last_turn_s"]
-        age = "" if turn is None else f", last turn {words.duration(turn)} ago"
+        age = "" if turn is None else f", last turn {units.duration(turn)} ago"
         why = f": {item['health_why']}" if item["health_why"] else ""
         lines.append(f"  health {item['health']}{age}{why}")
     if said := _spent(item["spent"]):
@@ -138,6 +139,6 @@ def _spent(spent: Item) -> str:
         more += f", {spent['left_slot_hours']:.3g} left"
         parts.append(f"{spent['slot_hours']:.3g} of {budget['slot_hours']:g} slot hours ({more})")
     if budget["wall_s"] is not None:
-        since = words.duration(spent["wall_s"] or 0)
-        parts.append(f"{since} of {words.duration(budget['wall_s'])}")
+        since = units.duration(spent["wall_s"] or 0)
+        parts.append(f"{since} of {units.duration(budget['wall_s'])}")
     return f"spent {', '.join(parts)}" if parts else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from hpcdet import units
 from hpcdet.cli.frame import words
 from hpcdet.cli.frame.output import Item, text
 from hpcdet.jobs.script import succession
@@ -54,7 +55,7 @@ def facts(item: Item) -> Facts:
     yield from _storage(item["storage"])
     for one in item["free"]:
         has = [f"{one['inodes']} inodes"] if one["inodes"] is not None else []
-        has += [words.size(one["bytes"])] if one["bytes"] is not None else []
+        has += [units.size(one["bytes"])] if one["bytes"] is not None else []
         yield f"left, {one['by']}", f"{', '.join(has) or 'no limit'} in {one['place']}"
 
 
@@ -94,12 +95,12 @@ def _end(cost: dict[str, Any]) -> str:
     """Format the estimated end of a submission made now, or which input is missing for it."""
     if cost["run_s"] is None:
         return "not known"
-    runs = f"{words.duration(cost['run_s'])} of training"
+    runs = f"{units.duration(cost['run_s'])} of training"
     if cost["end_s"] is None:
         return f"{runs} after the wait in the queue; --queue-wait says how long that is"
     times = f"{cost['allocations']} times " if cost["allocations"] > 1 else ""
     by = "" if cost["queue_by"] == "--queue-wait" else f" (as those of {cost['queue_by']})"
-    wait = words.duration(cost["queue_s"])
+    wait = units.duration(cost["queue_s"])
     queue = f", {times}{wait} in the queue{by}" if cost["queue_s"] else ""
     when = words.when(cost["ends_at"])
     return f"about {when}, if it were submitted now: {runs}{queue}"
@@ -107,7 +108,7 @@ def _end(cost: dict[str, Any]) -> str:
 
 def _budget(budget: dict[str, Any]) -> str:
     hours = [f"{budget['slot_hours']:g} slot hours"] if budget["slot_hours"] is not None else []
-    wall = [words.duration(budget["wall_s"])] if budget["wall_s"] is not None else []
+    wall = [units.duration(budget["wall_s"])] if budget["wall_s"] is not None else []
     return ", ".join(hours + wall)
 
 
@@ -115,9 +116,9 @@ def _storage(need: dict[str, Any]) -> Facts:
     trial = need["inodes_per_trial"]
     each = f"a trial: {trial['running']} while it runs, {trial['ended']} then"
     yield "inodes at most", f"{need['inodes']} ({each})"
-    size = words.size(need["bytes"]) or "size not known; --checkpoint-size says it"
-    each = f" ({words.size(need['checkpoint_bytes'])} each)" if need["bytes"] is not None else ""
+    size = units.size(need["bytes"]) or "size not known; --checkpoint-size says it"
+    each = f" ({units.size(need['checkpoint_bytes'])} each)" if need["bytes"] is not None else ""
     yield "checkpoints", f"{need['checkpoints']}, {size}{each}"
     if need["max_paused_bytes"] is not None:
-        paused = words.size(need["paused_bytes"]) or "size not known"
-        yield "paused at most", f"{paused} of {words.size(need['max_paused_bytes'])}"
+        paused = units.size(need["paused_bytes"]) or "size not known"
+        yield "paused at most", f"{paused} of {units.size(need['max_paused_bytes'])}"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from hpcdet.cli.frame import words
+from hpcdet import units
 from hpcdet.cli.frame.output import Column, Item, Output, output, table, text
 from hpcdet.cli.frame.progress import working
 from hpcdet.cli.frame.settings import settings
@@ -256,7 +256,7 @@ def _beyond(budget: Budget, item: Item) -> list[str]:
     """Return warnings for courses that exceed the config's budget, which is not simulated."""
     bounds: tuple[tuple[str, float | None, Callable[[float], str]], ...] = (
         ("slot_hours", budget.slot_hours, lambda hours: f"{hours:.4g} slot hours"),
-        ("end_s", budget.wall_s, words.duration),
+        ("end_s", budget.wall_s, units.duration),
     )
     said = []
     for key, bound, tell in bounds:
@@ -300,7 +300,7 @@ def _whole(course: Course, seed: int) -> Course:
     if not course.stalled:
         return course
     raise Unsuccessful(
-        f"the search does not end: after {words.duration(course.end_s)}, {course.created} trials "
+        f"the search does not end: after {units.duration(course.end_s)}, {course.created} trials "
         f"made and {len(course.finished)} trained in full, nothing gets on",
         where=f"course {seed}",
         hint="nodes fail or jobs end sooner than a trial reaches a checkpoint: "
@@ -325,7 +325,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
 
 def _say(item: Item) -> None:
     assumed = item["assumed"]
-    trial_s = words.duration(assumed["trial_time_s"])
+    trial_s = units.duration(assumed["trial_time_s"])
     click.echo(
         f"{item['id']}: {item['searcher']}, {assumed['workers']} workers, a full trial {trial_s}, "
         f"{item['seeds']} courses"
@@ -351,7 +351,7 @@ def _say(item: Item) -> None:
 
 def _cell(value: float, kind: str) -> str:
     if kind == "duration":
-        return words.duration(value)
+        return units.duration(value)
     if kind == "percent":
         return f"{100 * value:.1f} %"
     return text(round(value, 2) if value % 1 else int(value))

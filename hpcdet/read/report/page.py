@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hpcdet import __version__
+from hpcdet import __version__, units
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.report import curves, fronts, timeline_chart
-from hpcdet.read.report.scale import bytes_text, duration, number, slot_time
+from hpcdet.read.report.scale import number, slot_time
 from hpcdet.read.report.steps import steps
 from hpcdet.read.report.uses import uses
 from hpcdet.read.views import logs, timeline, views
@@ -148,7 +148,7 @@ def _numbers(
             f"{reasons['preempted']} preempted, {reasons['walltime']} out of time, "
             f"{sum(n for r, n in reasons.items() if r and r not in _EXPECTED)} failed",
         ),
-        ("Checkpoints", str(len(checkpoints)), bytes_text(size)),
+        ("Checkpoints", str(len(checkpoints)), units.size(size)),
     ]
 
 
@@ -245,7 +245,7 @@ def _attempt_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "reason": row["reason"].replace("_", " ") or "running",
         "start": _short(row["start"]),
         "end": _short(row["end"]),
-        "lasted": duration(row["duration_s"]) if row["duration_s"] is not None else "",
+        "lasted": units.duration(row["duration_s"]),
         "steps": _steps(row["from_step"], row["steps"]),
     }
 
@@ -257,7 +257,7 @@ def _steps(begin: int | None, end: int | None) -> str:
 def _checkpoint_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **row,
-        "bytes": bytes_text(row["bytes"] or 0),
+        "bytes": units.size(row["bytes"] or 0),
         "metric": number(row["metric"]),
         "time": _short(row["time"]),
         "digest": row["digest"][:16],

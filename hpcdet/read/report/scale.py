@@ -88,32 +88,12 @@ def times(length_s: float) -> list[float]:
     return [n * float(step) for n in range(int(length_s / step) + 1)]
 
 
-def duration(seconds: float) -> str:
-    """Format ``1 d 2 h``, ``3 h 5 min``, ``4 min 10 s``, ``5 s``: the two largest units."""
-    whole = round(seconds)
-    parts: list[str] = []
-    for name, size in (("d", _DAY), ("h", 3600), ("min", 60), ("s", 1)):
-        amount, whole = divmod(whole, size)
-        if amount or (name == "s" and not parts):
-            parts.append(f"{amount} {name}")
-    return " ".join(parts[:2])
-
-
 def slot_time(slot_s: float) -> str:
     """Format slot-seconds as ``1.25 slot-h``, small ones in slot-minutes or slot-seconds."""
     for name, size in (("h", 3600), ("min", 60)):
         if slot_s >= size:
             return f"{slot_s / size:.3g} slot-{name}"
     return f"{slot_s:.3g} slot-s"
-
-
-def bytes_text(size: float) -> str:
-    """Format bytes as ``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError("unreachable")
 
 
 def number(value: float | str | None) -> str:

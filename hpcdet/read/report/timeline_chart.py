@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpcdet import units
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial
-from hpcdet.read.report.scale import Scale, duration, times
+from hpcdet.read.report.scale import Scale, times
 from hpcdet.read.views.spans import KINDS, Span, epoch
 
 WIDTH = 960
@@ -93,8 +94,8 @@ def timeline(gathered: Gathered, found: Sequence[Span]) -> Timeline | None:
     return Timeline(
         lanes=lanes,
         left_out=len(trials) - len(lanes),
-        x_ticks=[(x(begin + tick), duration(tick)) for tick in times(length)],
-        length=duration(length),
+        x_ticks=[(x(begin + tick), units.duration(tick)) for tick in times(length)],
+        length=units.duration(length),
         height=bottom + BOTTOM,
         bottom=bottom,
     )
@@ -107,7 +108,7 @@ def _lane(trial: GatheredTrial, y: float, found: Sequence[Span], x: Scale) -> Ch
             x(span.start),
             round(max(x(span.end) - x(span.start), 0.5), 2),
             f"trial {trial.number}, attempt {span.attempt}: "
-            f"{KINDS[span.kind].lower()}, {duration(span.end - span.start)}",
+            f"{KINDS[span.kind].lower()}, {units.duration(span.end - span.start)}",
         )
         for span in found
     ]

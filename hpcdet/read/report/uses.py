@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpcdet import units
 from hpcdet.read.experiment import timing
 from hpcdet.read.experiment.gather import Gathered
-from hpcdet.read.report.scale import bytes_text, number
+from hpcdet.read.report.scale import number
 
 ROWS = 200
 
@@ -71,6 +72,6 @@ def uses(gathered: Gathered) -> Uses | None:
 def _text(times: timing.Times, name: str) -> str:
     if name.endswith("_bytes"):
         peak = times.peaks.get(name)
-        return "" if peak is None else bytes_text(peak)
+        return "" if peak is None else units.size(peak)
     mean = times.means.get(name)
     return "" if mean is None else number(round(mean, 2))
