@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import tarfile
 import tempfile
@@ -174,7 +175,7 @@ def _refuse_shared_scratch(paths: ExperimentPaths) -> None:
         raise UsageError(
             "its checkpoints lie on scratch, in the original's folder",
             where=str(paths.scratch),
-            hint=f"hpcdet fork {called(ExperimentPaths(there))}",
+            hint=f"hpcdet fork {shlex.quote(str(there))}",
         )
     scratch.refuse_foreign(paths)
 
