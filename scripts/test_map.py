@@ -25,7 +25,7 @@ TOP = Path(__file__).resolve().parent.parent
 MAP = TOP / "tests" / "map.json"
 DATA = TOP / "build" / "coverage"
 TIMES = TOP / "build" / "tests.xml"
-QUICK_S = 6.0
+QUICK_S = 10.0
 """Seconds that a whole test file may take to be among the quick ones."""
 CLUSTER = ("tests/slurm/", "tests/local/")
 
