@@ -28,7 +28,7 @@ from hpcdet.train.attempt import startup
 from hpcdet.train.checkpoints import warm_start
 from hpcdet.units import Length
 from tests.alone import as_script, checkpoints, train  # noqa: F401
-from tests.control.test_turns import control, later
+from tests.control.worlds import control, later
 from tests.paper import Heir, World
 
 pytestmark = pytest.mark.usefixtures("as_script")

@@ -34,7 +34,7 @@ from hpcdet.store.trials import standing as trials
 from hpcdet.store.trials.standing import standing
 from hpcdet.worker.allocation.time_left import of_attempt
 from hpcdet.worker.claims import claims
-from tests.control.test_turns import later
+from tests.control.worlds import later
 from tests.paper import Waves, World
 
 

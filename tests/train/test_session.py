@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ import torch
 from torch.utils.data import Subset
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint.format import shard
 from hpcdet.errors import ConfigError
 from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.resolved_config import Resolved
@@ -29,16 +27,13 @@ from hpcdet.store.folder.records import Control, Trial
 from hpcdet.store.fs import journal
 from hpcdet.train.attempt import fingerprint
 from hpcdet.train.attempt.session import Session, Units
-from hpcdet.train.attempt.stop_request import StopRequest
 from hpcdet.train.checkpoints.deadline import Deadline
-from hpcdet.train.comm.agreement import NOTHING, TOGETHER, Agreement, Orders
 from hpcdet.train.data import loader, rng
 from hpcdet.train.data.sample_order import Slice
 from hpcdet.train.process import deterministic, signals
 from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.tracker import Tracker, plain
-from hpcdet.units import Length
 from tests import ranks
 
 
@@ -131,148 +126,6 @@ def test_held_notices_are_heard_by_the_next_program() -> None:
     assert signals.heard() == "SIGTERM"
 
 
-@pytest.mark.parametrize(
-    "orders",
-    [
-        *(Orders(), Orders("paused"), Orders(None, Length("epochs", 3), save=True)),
-        *(Orders("signal", busy=True), Orders(lost=True)),
-    ],
-)
-def test_orders_survive_their_encoding(orders: Orders) -> None:
-    assert Orders.decode(orders.encode()) == orders
-
-
-def test_the_maximum_of_orders_is_the_most_urgent() -> None:
-    both = zip(Orders("walltime").encode(), Orders("stopped", None, True).encode(), strict=True)
-    assert Orders.decode([max(pair) for pair in both]) == Orders("stopped", None, True)
-
-
-class Sent:
-    """What the ranks of a test send each other at one step; all do before any of them waits."""
-
-    def __init__(self) -> None:
-        self.vectors: list[torch.Tensor] = []
-
-    def wait(self) -> None:
-        most = torch.stack(self.vectors).amax(0)
-        for vector in self.vectors:
-            vector.copy_(most)
-
-
-class Wire:
-    """Carries it."""
-
-    ranks = Ranks(world=2)
-
-    def __init__(self) -> None:
-        self._sent = Sent()
-
-    def start_max(self, vector: torch.Tensor) -> Sent:
-        if len(self._sent.vectors) == self.ranks.world:
-            self._sent = Sent()
-        self._sent.vectors.append(vector)
-        return self._sent
-
-
-def test_short_steps_share_an_exchange_and_all_ranks_hear_at_the_same_one() -> None:
-    now = 0.0
-    wire: Any = Wire()
-    both = [Agreement(wire, lambda: now) for _ in range(2)]
-    heard: list[tuple[Orders | None, ...]] = []
-
-    step = 0
-
-    def steps(number: int, seconds: float, kind: bool, *wants: Orders) -> int:
-        """So many steps; after how many of them something was heard."""
-        nonlocal now, step
-        heard.clear()
-        for _ in range(number):
-            now += seconds
-            step += kind
-            at = step if kind else None
-            wanted = zip(both, wants or (NOTHING, NOTHING), strict=True)
-            heard.append(tuple(one.exchange(lambda mine=mine: mine, at) for one, mine in wanted))
-        assert all(one == other for one, other in heard)
-        return sum(one is not None for one, _ in heard)
-
-    assert steps(10, 0.3, True) == 9
-    assert steps(200, 0.04, True) < 60  # every 0.16 s
-    assert 64 // TOGETHER <= steps(64, 0.0, True) <= 10  # but never more than so many steps
-    paused, since = Orders("paused", stop=step), step + 1
-    steps(64, 0.0, True, NOTHING, paused)  # which the other rank alone has been told
-    assert [one for one, _ in heard if one is not None][-1] == paused
-    after = [at for at in range(since, step + 1) if at % TOGETHER == 1]
-    assert after and all(heard[at - since][0] for at in after)  # whatever the clock says
-    assert steps(4, 10.0, False) >= 3  # validation: its batches may take another time
-
-
-def test_a_stop_is_heeded_at_a_step_in_which_no_clock_has_a_say() -> None:
-    """Asked by the second of two ranks after step 13, they end after step 17."""
-
-    def ends(speed: list[float], since: int = 0, asked: int | None = None) -> int:
-        now = 0.0
-        wire: Any = Wire()
-        both = [Agreement(wire, lambda: now) for _ in range(2)]
-        stops = [StopRequest(at_once=False) for _ in range(2)]
-        for stop in stops:
-            stop.learn(asked)
-        for step in range(since + 1, 100):
-            now += speed[step % len(speed)]
-            if step >= 13:
-                stops[1].learn(13)
-            for agreement, stop in zip(both, stops, strict=True):
-                said = Orders(stop=stop.asked)
-                if heard := agreement.exchange(lambda said=said: said, step):
-                    stop.learn(heard.stop)
-            due = [stop.due(step) for stop in stops]
-            assert due[0] is due[1]
-            if due[0]:
-                return step
-        raise AssertionError("never")
-
-    assert {ends(speed) for speed in ([1.0], [0.0], [0.002], [0.0] * 7 + [1.0])} == {17}
-    assert {ends([0.0], since=step, asked=13) for step in (13, 15, 16)} == {17}  # interrupted
-
-
-@pytest.mark.parametrize("starts", [(100, 0), (0, 100)])
-def test_ranks_of_which_one_has_loaded_a_checkpoint_keep_in_step(
-    tmp_path: Path, starts: tuple[int, int]
-) -> None:
-    """Code of the Core API may do so on rank 0 alone."""
-    wire: Any = Wire()
-    told: list[int] = []
-
-    class Talk(Wire):
-        """Rank 0 is asked first."""
-
-        def start_max(self, vector: torch.Tensor) -> Sent:
-            sent: Sent = wire.start_max(vector)
-            return sent
-
-        def broadcast(self, value: int) -> int:
-            told.append(value)
-            return told[0]
-
-    now = [0.0]
-    both = list[Session]()
-    for start in starts:
-        place = AttemptLocation.alone(tmp_path / str(start))
-        one = Session(Ranks(), place, Trial(1, {}, 7), Resolved(), Deadline(None))
-        peers: Any = Talk()
-        one.peers = peers
-        one._agreement = Agreement(peers, lambda: now[0])
-        one.begin(None, Units(start))
-        both.append(one)
-    ran = list[tuple[bool, ...]]()
-    for _ in range(60):
-        for one in both:
-            one.poll(Units())
-        ran.append(tuple(one._agreement.under_way for one in both))
-    assert {here == there for here, there in ran} == {True}
-    assert {here for here, _ in ran[20:]} == {True, False}  # one exchange for several steps
-    assert both[0]._steps == both[1]._steps == starts[0] + 60
-
-
 HEAP = """
 import ctypes, resource, sys
 from hpcdet.train.attempt.startup import keep_memory
@@ -305,111 +158,6 @@ def test_memory_that_steps_free_is_not_asked_for_page_by_page() -> None:
     assert faults("keeps") < pages / 10
     # what a user has set for the allocator counts
     assert faults("left alone", MALLOC_TRIM_THRESHOLD_="131072") > pages / 2
-
-
-def test_saving_begins_in_time() -> None:
-    now = [0.0]
-    deadline = Deadline(100.0, wall=lambda: now[0])
-    deadline.learn_save(10.0)
-    deadline.learn_step(1.0)
-    assert deadline.needed_s > 12
-    now[0] = 100 - deadline.needed_s - 0.01
-    assert not deadline.over()
-    now[0] += 0.02
-    assert deadline.over()
-    assert not Deadline(None).over()
-
-
-def test_a_save_under_way_needs_its_time_too() -> None:
-    now = [0.0]
-    deadline = Deadline(100.0, wall=lambda: now[0])
-    deadline.learn_save(30.0)
-    now[0] = 40.0
-    assert not deadline.over()
-    assert deadline.over(busy=True)
-    assert deadline.fits(2)
-    now[0] = 60.0
-    assert deadline.fits(1)
-    assert not deadline.fits(2)
-    assert Deadline(None).fits(100)
-
-
-@pytest.mark.parametrize("end", [None, 1000.0])
-def test_after_a_term_the_end_is_as_near_as_schedulers_have_it(end: float | None) -> None:
-    now = [0.0]
-    deadline = Deadline(end, wall=lambda: now[0], grace_s=20.0)
-    deadline.learn_save(15.0)
-    deadline.hear("SIGUSR2")  # which is sent in time before an end that is known
-    assert deadline.fits(2)
-    now[0] = 4.0
-    deadline.hear("SIGTERM", 0.0)  # ranks agree on it some steps later
-    deadline.hear("SIGTERM")
-    assert deadline.fits(1)
-    assert not deadline.fits(2)
-    assert not deadline.over()
-    assert deadline.left_to_save_s == 16.0
-
-
-def test_in_haste_the_save_under_way_counts_and_no_other_is_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, go = shard.persist, threading.Event()
-
-    def held(*arguments: Any) -> Any:
-        assert go.wait(120)
-        return real(*arguments)
-
-    now = [0.0]
-    deadline = Deadline(100.0, wall=lambda: now[0])
-    session = Session(
-        Ranks(), AttemptLocation.alone(tmp_path), Trial(1, {}, 7), Resolved(), deadline
-    )
-    keeper, state = session.keeper, {"w": torch.ones(3)}
-    keeper._tracker = Tracker(tmp_path / "journal.jsonl")
-    assert keeper.save(1, state, None)
-    deadline.learn_save(30.0)
-    monkeypatch.setattr(shard, "persist", held)
-    assert keeper.save(2, state, None, wait=False)
-    assert keeper.busy
-    assert not keeper.skips(3)
-    now[0] = 60.0
-    assert keeper.skips(3)
-    assert [line["kind"] for line in journal.read(tmp_path / "journal.jsonl")] == [
-        "checkpoint",
-        "checkpoint_skipped",
-    ]
-    go.set()
-    assert keeper.drain()
-    assert keeper.latest == "00000002.g1"
-    last = journal.read(tmp_path / "journal.jsonl")[-1]
-    assert (last["kind"], last["step"]) == ("checkpoint", 2)
-
-
-def test_what_could_not_be_written_beside_can_be_saved_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = Session(
-        Ranks(), AttemptLocation.alone(tmp_path), Trial(1, {}, 7), Resolved(), Deadline(None)
-    )
-    keeper, state = session.keeper, {"w": torch.ones(3)}
-    with monkeypatch.context() as patch:
-        patch.setattr(shard, "persist", lambda *_: (_ for _ in ()).throw(OSError("no luck")))
-        assert keeper.save(1, state, None, wait=False)
-        assert not keeper.drain()
-    assert keeper.latest == ""
-    assert keeper.save(1, state, None)
-    assert keeper.latest == "00000001.g1"
-
-
-def test_the_first_step_which_compiles_says_nothing_of_the_others(tmp_path: Path) -> None:
-    deadline = Deadline(None)
-    session = Session(
-        Ranks(), AttemptLocation.alone(tmp_path), Trial(1, {}, 7), Resolved(), deadline
-    )
-    for expected in (False, True):
-        session._last_step -= 1000
-        session.poll(Units(1))
-        assert (deadline.needed_s > 1000) is expected
 
 
 def test_every_generator_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,32 +8,26 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpcdet.control import daemon
-from hpcdet.control.turn import controller
 from hpcdet.control.turn.controller import Turn
 from hpcdet.jobs.script.launch import Allocation
 from hpcdet.site import loading
 from hpcdet.store.config import resolved_config
 from hpcdet.store.decisions import lease, wakeup
 from hpcdet.store.folder.layout import (
-    CONFIG,
-    AttemptPaths,
     ExperimentPaths,
     TrialPaths,
-    WorkerPaths,
 )
 from hpcdet.store.folder.records import (
     Claim,
     Closed,
     Control,
     End,
-    Stuck,
     Trial,
     Verdict,
     WorkerClaim,
@@ -43,58 +37,15 @@ from hpcdet.store.fs import files, journal
 from hpcdet.store.trials import standing as trials
 from hpcdet.store.trials.standing import Standing
 from hpcdet.units import Length
-from hpcdet.worker import again, handover, sentinel
+from hpcdet.worker import again, sentinel
 from hpcdet.worker.allocation.allocation import read as read_allocation
 from hpcdet.worker.allocation.notice import Notices
 from hpcdet.worker.attempts import cancels, drain_staging, evidence
 from hpcdet.worker.attempts.lane import Lane
 from hpcdet.worker.claims import claimable, claims
-from hpcdet.worker.crank import retry
 from hpcdet.worker.crank.turn_crank import WorkerCrank
-from hpcdet.worker.main import Worker, run
 from tests import experiments as x
-
-DAEMON = {"submit_from_compute": False, "login_daemon": "allowed"}
-"""A site whose workers leave all decisions to a searcher on a login node."""
-
-HERE = Allocation("job_0", ("n1",))
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> ExperimentPaths:
-    """An experiment with two trials that may run."""
-    paths = ExperimentPaths(tmp_path / "exp-0001")
-    files.make_folder(paths.code)
-    for number in (1, 2):
-        trial = paths.trial(number)
-        Trial(number, {}, number).write_once(trial.record)
-        Control("run").write_once(trial.control(1))
-    return paths
-
-
-def worker(paths: ExperimentPaths, incarnation: int = 0) -> WorkerPaths:
-    me = claims.take_place(paths, 1, 0, Allocation("job_0", ("n1",), incarnation))
-    assert me is not None
-    return me
-
-
-def attempt(
-    paths: ExperimentPaths, me: WorkerPaths, *, progressed: bool, ended: bool = False
-) -> AttemptPaths:
-    """An attempt of trial 1 by this worker."""
-    number = len(paths.trial(1).attempts()) + 1
-    found = paths.trial(1).attempt(number)
-    Claim(me.name, "here", nodes=["n1"]).write_once(found.claim)
-    with journal.Writer(me.journal) as log:
-        log.append("claimed", trial=1, attempt=number)
-    with journal.Writer(found.journal) as log:
-        log.append("start")
-        log.append("first_step")
-        if progressed:
-            log.append("checkpoint", step=10)
-    if ended:
-        End("preempted", progressed=progressed).write_once(found.end)
-    return found
+from tests.worker.places import DAEMON, HERE, Once, at_work, attempt, worker
 
 
 def _race(root: Path, barrier: object, answers: object) -> None:
@@ -200,121 +151,6 @@ def test_a_worker_that_finds_its_place_taken_leaves(tmp_path: Path, paths: Exper
     assert not paths.trial(1).attempts()
 
 
-def at_work(
-    paths: ExperimentPaths, log: journal.Writer, allocation: Allocation = HERE, rank: str = ""
-) -> Worker:
-    """A worker in this process that nobody sends signals, with shell code for a rank."""
-    python = paths.root / "rank"
-    python.write_text(f"#!/bin/bash\n{rank}\n")
-    python.chmod(0o700)
-    alone = {**DAEMON, "requeue": "user"}
-    site = x.local_site(python=str(python), capabilities=alone, max_restarts_in_place=1)
-    me = paths.worker(1, 0, allocation.restart)
-    files.make_folder(me.root)
-    notices = Notices()
-    crank = WorkerCrank(paths, site, log, notices)
-    return Worker(
-        paths, resolved_config.resolve(x.config()), site, allocation, notices, me, log, crank
-    )
-
-
-def test_a_full_disk_does_not_part_a_worker_from_its_ranks(
-    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        (paths.root / "go").touch()  # a rank goes on only after its worker could not write
-        raise OSError(errno.ENOSPC, "no space left")
-
-    code = f"cd {paths.root}; until [ -e go ]; do sleep 0.05; done; rm go; echo >> over"
-    with journal.Writer(paths.worker(1, 0, 0).journal) as log:
-        work = at_work(paths, log, rank=code)
-        monkeypatch.setattr(files, "replace", full)
-        monkeypatch.setattr(journal.Writer, "append", full)
-        assert work.work() == 0
-    ended = [attempt for attempt in paths.trial(1).attempts() if End.read(attempt.end)]
-    assert len(ended) == (paths.root / "over").read_text().count("\n") == 2
-    end = WorkerEnd.read(work.me.end)
-    assert end is not None and end.why == "bad_node"
-
-
-def test_storage_that_is_away_for_a_moment_ends_no_trial(
-    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, refused = files.write_once, set[str]()
-    away = OSError(errno.EIO, "the file server does not answer")
-
-    def write_once(path: Path, data: bytes, *rest: int) -> bool:
-        what = path.name if path.name == "claim.json" else str(path)
-        ours = path.is_relative_to(paths.root / "trials") or path == paths.worker(1, 0, 0).end
-        if what not in refused and ours:
-            refused.add(what)
-            if path.name == "claim.json":
-                real(path, data, *rest)  # it was made, and nobody has heard of it
-            raise away
-        return real(path, data, *rest)
-
-    def in_force(_: object) -> None:
-        (paths.root / "go").touch()  # a rank goes on only after its worker could not read
-        raise away
-
-    monkeypatch.setattr(files, "write_once", write_once)
-    monkeypatch.setattr(cancels, "in_force", in_force)
-    monkeypatch.setattr(retry, "AGAIN_S", 0.05)
-    code = f"cd {paths.root}; until [ -e go ]; do sleep 0.05; done; echo >> over"
-    with journal.Writer(paths.worker(1, 0, 0).journal) as log:
-        work = at_work(paths, log, rank=code)
-        work.crank.every_s = 0.05
-        assert work.work() == 0
-    reasons = [end.reason for one in paths.trial(1).attempts() if (end := End.read(one.end))]
-    assert reasons == ["released", "launch_failed", "launch_failed"]
-    assert (paths.root / "over").read_text().count("\n") == 2
-    assert {Path(path).name for path in refused} == {"claim.json", "end.json"}
-    assert str(work.me.end) in refused and WorkerEnd.read(work.me.end) is not None
-
-
-class Once:
-    """Storage that refuses the first call of each kind."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(retry, "AGAIN_S", 0.0)
-        self.refused: list[str] = []
-        self._monkeypatch = monkeypatch
-
-    def refuses(
-        self, owner: object, name: str, of: Callable[[Path], bool], *, done: bool = False
-    ) -> None:
-        """Refuse a function for these paths, once each; ``done``: it has been done all the same."""
-        real = getattr(owner, name)
-
-        def call(path: Path, *rest: Any) -> Any:
-            what = f"{name} {path.name}"  # a folder that is held open has another path each time
-            if not of(path) or what in self.refused:
-                return real(path, *rest)
-            self.refused.append(what)
-            if done:
-                real(path, *rest)
-            raise OSError(errno.EIO, "the file server does not answer")
-
-        self._monkeypatch.setattr(owner, name, call)
-
-
-def test_a_sentinel_tells_though_the_storage_is_away_for_a_moment(
-    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heard, once = paths.root / "heard", Once(monkeypatch)
-    hook = {"command": f'echo "$HPCDET_EVENT" >>{heard}', "on": ["stuck"]}
-    files.write_once(paths.site, loading.dump(x.local_site()))
-    files.write_once(paths.config, resolved_config.dump(x.config(notify=hook)))
-    once.refuses(files, "read", lambda path: path.name in (paths.site.name, CONFIG))
-    once.refuses(files, "write_once", lambda path: path == paths.stuck(1), done=True)
-    told = sentinel._tell(paths, 1, "all tasks have ended")
-    assert Stuck.read(paths.stuck(1)) == told
-    assert heard.read_text() == "stuck\n"
-    Closed("COMPLETED").write_once(paths.closed)
-    assert sentinel.watch(paths, 1) is None
-    assert len(once.refused) == 3
-
-
 @pytest.mark.parametrize(
     ("turn", "told"),
     [
@@ -332,110 +168,6 @@ def test_a_sentinel_tells_only_where_somebody_is_needed_and_nobody_was_sent(
     files.write_once(paths.config, resolved_config.dump(x.config()))
     monkeypatch.setattr(sentinel, "turns", lambda *_: iter([turn]))
     assert (sentinel.watch(paths, 1) is not None) == paths.stuck(1).exists() == told
-
-
-def test_what_is_wrong_with_an_experiment_ends_both_programs_with_a_line_and_its_code(
-    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = ("--index", "0", "--restart", "0", "--code", "1")
-    asked = [str(paths.root), "--submission", "1"]
-    programs = [(sentinel, asked), (handover, [*asked, *place])]
-    paths.site.write_text("scheduler: abacus\n")
-    paths.site.chmod(0o600)
-    monkeypatch.setenv("HPCDET_JOB", "7_0")
-    for module, argv in programs:
-        assert module.main(argv) == 4
-        assert f"error: {paths.site}" in capsys.readouterr().err
-
-    def away(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error", str(paths.site))
-
-    for module, argv in programs:
-        monkeypatch.setattr(module, "START_S", 0.0)
-        monkeypatch.setattr(module, "from_resolved", away)
-        assert module.main(argv) == 5
-        assert capsys.readouterr().err == f"error: {paths.site}: Input/output error\n"
-
-
-def test_storage_that_is_away_while_a_worker_starts_ends_no_task(
-    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A task that failed would not come back, and perhaps nobody could send another."""
-    site = x.local_site(capabilities=DAEMON)
-    files.write_once(paths.site, loading.dump(site))
-    files.write_once(paths.config, resolved_config.dump(x.config()))
-    digest = resolved_config.digest(paths.config)
-    open_attempt = attempt(paths, worker(paths), progressed=True)
-    Closed("CANCELED").write_once(paths.closed)
-    me, once = paths.worker(1, 0, 1), Once(monkeypatch)
-    once.refuses(Path, "exists", lambda path: path.name == paths.site.name)
-    once.refuses(resolved_config, "digest", lambda _: True)
-    once.refuses(files, "read", lambda path: path.name in (paths.site.name, CONFIG))
-    once.refuses(files, "write_once", lambda path: path == me.claim, done=True)
-    once.refuses(journal, "Reader", lambda path: path == me.journal)
-    once.refuses(End, "read", lambda path: path == open_attempt.end)
-    monkeypatch.setattr(Notices, "install", lambda deaf: deaf)
-    monkeypatch.setattr(Notices, "close", lambda _: None)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setenv("HPCDET_RESTART_COUNT", "1")
-    assert run(str(paths.root), 1, 0, digest) == 0
-    assert len(once.refused) == 7
-    ends = End.read(open_attempt.end), WorkerEnd.read(me.end)
-    assert [ends[0] and ends[0].reason, ends[1] and ends[1].why] == ["lost", "closed"]
-
-
-@pytest.mark.parametrize(("incarnation", "why", "code"), [(0, "time", 85), (1, "spent", 0)])
-def test_a_worker_whose_task_may_not_return_does_not_count_on_it(
-    paths: ExperimentPaths, incarnation: int, why: str, code: int
-) -> None:
-    """Else nobody would be left who submits another one."""
-    over = Allocation("job_0", ("n1",), incarnation, end_at=0.0)
-    with journal.Writer(paths.worker(1, 0, incarnation).journal) as log:
-        work = at_work(paths, log, over)
-        assert work.work() == code
-    end = WorkerEnd.read(work.me.end)
-    assert end is not None and end.why == why
-
-
-@pytest.mark.parametrize(("requeue", "code"), [("user", 85), ("none", 1)])
-def test_a_worker_that_cannot_say_why_it_ends_is_as_one_that_was_killed(
-    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch, requeue: str, code: int
-) -> None:
-    def away(*_: object) -> None:
-        raise OSError(errno.EIO, "the file server does not answer")
-
-    monkeypatch.setattr(WorkerEnd, "write_once", away)
-    with journal.Writer(paths.worker(1, 0, 0).journal) as log:
-        work = at_work(paths, log, Allocation("job_0", ("n1",), 0, end_at=0.0))
-        alone = {**DAEMON, "requeue": requeue}
-        work.site = x.local_site(capabilities=alone)
-        assert work.work() == code
-    assert WorkerEnd.read(work.me.end) is None
-
-
-@pytest.mark.parametrize(
-    ("turn", "code"),
-    [
-        (Turn(True, wanted=1, lacking=1), 1),
-        (Turn(True, wanted=1, lacking=1, sent=1), 0),
-        (Turn(True, wanted=1, live=(2,)), 0),
-        (Turn(True, "PAUSED", wanted=1, lacking=1), 0),
-        (Turn(True), 0),
-    ],
-)
-def test_a_worker_that_leaves_trials_for_which_nobody_was_sent_ends_with_an_error(
-    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch, turn: Turn, code: int
-) -> None:
-    """The scheduler may refuse a job just then: the script and the job behind it try again."""
-    monkeypatch.setattr(controller, "advance", lambda *_: turn)
-    with journal.Writer(paths.worker(1, 0, 0).journal) as log:
-        work = at_work(paths, log, Allocation("job_0", ("n1",), end_at=0.0))
-        work.site = x.local_site(capabilities={"requeue": "none"})
-        files.write_once(paths.site, loading.dump(work.site))
-        files.write_once(paths.config, resolved_config.dump(x.config()))
-        work.crank = WorkerCrank(paths, work.site, log, work.notices)
-        assert work.work() == code
-        work.crank.close()
 
 
 def test_an_end_is_told_to_whoever_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

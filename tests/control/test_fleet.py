@@ -1,0 +1,314 @@
+"""Job arrays of an experiment: how many, how wide, and submissions that fail."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdet.control.requests import commands
+from hpcdet.control.turn.controller import advance
+from hpcdet.schedulers.common.base import Capabilities, Refusal, Submission, TaskState
+from hpcdet.store.decisions import lease
+from hpcdet.store.folder.records import (
+    Intent,
+    Submitted,
+)
+from hpcdet.store.fs import files
+from hpcdet.store.trials.standing import standing
+from tests.control.worlds import closed, end_of, later
+from tests.paper import Waves, World
+
+
+def test_a_submission_that_can_never_work_pauses_with_the_schedulers_words(tmp_path: Path) -> None:
+    world = World.make(tmp_path)
+    world.scheduler.refuse = lambda _: Refusal("invalid", "invalid partition specified: gpux")
+    holder = world.holder()
+    turn = advance(world.paths, holder)
+    assert turn.state == "PAUSED"
+    later(world, holder, 3)
+    assert len(world.paths.submissions()) == 1
+    submitted = Submitted.read(world.paths.submitted(1))
+    assert submitted is not None
+    assert (submitted.job, submitted.error) == ("", "invalid partition specified: gpux")
+    world.scheduler.refuse = lambda _: None
+    commands.ask(world.paths, "resume")
+    assert advance(world.paths, holder).state != "PAUSED"
+    assert len(world.scheduler.live) == 2
+
+
+def test_back_pressure_is_no_error_and_never_too_many_jobs(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=6, width=6), searcher={"max_concurrent_trials": 6})
+    scheduler = world.scheduler
+
+    def max_submit(submission: Any) -> Refusal | None:
+        if len(scheduler.live) + submission.tasks > 4:
+            return Refusal("limit", "AssocMaxSubmitJobLimit")
+        return None
+
+    scheduler.refuse = max_submit
+    play, holder = world.play(), world.holder()
+    assert advance(world.paths, holder).state == "PENDING"
+    assert len(scheduler.live) == 4
+    later(world, holder, 4)
+    assert len(scheduler.live) == 4
+    assert len(world.paths.submissions()) <= 7
+    while not (turn := later(world, holder, 1)).closed:
+        assert len(scheduler.live) <= 4
+        for worker in play.start_all():
+            play.finish(play.claim(worker))
+            play.leave(worker)
+        assert turn.state != "PAUSED"
+    assert closed(world) == ("COMPLETED", "6 of 6 trials succeeded")
+
+
+def test_arrays_are_chunked_by_what_site_and_scheduler_allow(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=12, width=12), searcher={"max_concurrent_trials": 12})
+    world.scheduler.able = Capabilities(max_array_tasks=5)
+    advance(world.paths, world.holder())
+    assert [j.submission.tasks for j in world.scheduler.jobs.values()] == [5, 5, 2]
+    narrow = World.make(
+        tmp_path / "narrow",
+        Waves(count=12, width=12),
+        site={"limits": {"max_submit": 3}},
+        searcher={"max_concurrent_trials": 12},
+    )
+    advance(narrow.paths, narrow.holder())
+    assert [j.submission.tasks for j in narrow.scheduler.jobs.values()] == [3]
+
+
+def test_arrays_that_are_too_wide_are_halved_and_refused_only_where_there_are_none(
+    tmp_path: Path,
+) -> None:
+    def refuse(submission: Submission) -> Refusal | None:
+        too_wide = submission.tasks > most
+        return Refusal("width", "Invalid job array specification") if too_wide else None
+
+    most = 3
+    search = {"max_concurrent_trials": 8}
+    world = World.make(tmp_path, Waves(count=8, width=8), searcher=search)
+    world.scheduler.refuse = refuse
+    assert advance(world.paths, world.holder()).state != "PAUSED"
+    assert [job.submission.tasks for job in world.scheduler.jobs.values()] == [2, 2, 2, 2]
+    most = 0
+    none = World.make(tmp_path / "none", Waves(count=2, width=2))
+    none.scheduler.refuse = refuse
+    assert advance(none.paths, none.holder()).state == "PAUSED"
+
+
+def test_an_unavailable_scheduler_is_waited_for(tmp_path: Path) -> None:
+    world = World.make(tmp_path)
+    holder = world.holder()
+    world.scheduler.down = True
+    assert advance(world.paths, holder).held
+    world.scheduler.down = False
+    later(world, holder, 1)
+    assert len(world.scheduler.jobs) == 1
+    world.scheduler.down = True
+    assert later(world, holder, 3).blind == "the scheduler is on holiday"
+    newest = lease.last(world.paths)
+    assert newest is not None
+    assert newest[1] is not None
+    assert newest[1].blind == "the scheduler is on holiday"
+    assert len(world.scheduler.jobs) == 1
+
+
+def test_an_intent_whose_job_was_made_is_found_by_its_tag(tmp_path: Path) -> None:
+    world = World.make(tmp_path)
+    holder = world.holder()
+    advance(world.paths, holder)
+    world.paths.submitted(1).unlink()  # as if the process had died before writing it
+    later(world, holder, 1)
+    assert len(world.scheduler.jobs) == 1
+    submitted = Submitted.read(world.paths.submitted(1))
+    assert submitted is not None
+    assert submitted.job == "1"
+
+
+def test_prepared_submissions_are_left_to_people(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    advance(world.paths, world.holder("submit", hold=True))
+    assert not world.scheduler.jobs
+    intent = Intent.read(world.paths.intent(1))
+    assert intent is not None
+    assert intent.hold
+    assert world.paths.script(1).exists()
+    world.clock.now += 200
+    holder = world.holder()
+    later(world, holder, 1)
+    world.clock.now += 101
+    assert later(world, holder, 2).held
+    assert not world.scheduler.jobs
+
+
+def test_nodes_where_launches_fail_are_avoided_and_the_trial_given_up_in_the_end(
+    tmp_path: Path,
+) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1), max_restarts=0)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    bad = play.start("1", node="hole")
+    for _ in range(2):
+        play.end(play.claim(bad), "launch_failed", error="srun: error")
+        advance(world.paths, holder)
+    assert standing(world.paths.trial(1)).state == "runnable"  # the place may be to blame
+    play.leave(bad, "bad_node")
+    later(world, holder, 2)
+    intent = Intent.read(world.paths.intent(2))
+    assert intent is not None
+    assert intent.exclude == ["hole"]
+    good = play.start("2", node="n2")
+    play.end(play.claim(good), "launch_failed", error="srun: error")
+    advance(world.paths, holder)
+    assert closed(world)[0] == "ERROR"
+
+
+def test_workers_that_die_before_taking_a_trial_are_not_sent_for_ever(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    play, holder = world.play(), world.holder()
+    turn = advance(world.paths, holder)
+    for _ in range(30):
+        for job in world.scheduler.jobs.values():
+            job.states = [TaskState.FAILED]
+        turn = later(world, holder, 1)
+    assert turn.state == "PAUSED"
+    assert len(world.scheduler.jobs) == 5
+    commands.ask(world.paths, "resume")
+    advance(world.paths, holder)
+    play.finish(play.claim(play.start_all()[0]))
+    assert advance(world.paths, holder).closed
+
+
+def test_waiting_tasks_that_nobody_needs_any_more_leave_the_queue(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=3, width=3), searcher={"max_concurrent_trials": 3})
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    worker = play.start("1", 0)
+    play.finish(play.claim(worker))
+    play.finish(play.claim(worker))
+    play.claim(worker)
+    later(world, holder, 1)
+    assert world.scheduler.live == [("1", 0)]
+
+
+def test_one_task_per_trial_where_the_user_wants_it(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=3, width=1), worker={"mode": "per_trial"})
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    for _ in range(3):
+        [worker] = play.start_all()
+        play.finish(play.claim(worker))
+        play.leave(worker, "idle")
+        turn = advance(world.paths, holder)
+    assert turn.closed
+    assert [job.submission.tasks for job in world.scheduler.jobs.values()] == [1, 1, 1]
+
+
+def test_tasks_are_as_many_as_the_lanes_of_all_trials_fill(tmp_path: Path) -> None:
+    search = {"max_concurrent_trials": 7, "max_trials": 7}
+    lanes = {"worker": {"lanes": 3}, "resources": {"max_slots": 7}}
+    world = World.make(tmp_path, Waves(count=7, width=7), searcher=search, **lanes)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    job = world.scheduler.jobs["1"].submission
+    assert (job.tasks, job.throttle) == (2, 2), "three tasks could hold nine slots"
+
+    (tmp_path / "wide").mkdir()
+    world = World.make(
+        tmp_path / "wide", Waves(count=7, width=7), searcher=search, worker={"lanes": 3}
+    )
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    job = world.scheduler.jobs["1"].submission
+    assert (job.tasks, job.throttle) == (3, 3)
+    worker = play.start("1", 0)
+    attempts = [play.claim(worker) for _ in range(3)]
+    for attempt in attempts[:2]:
+        play.finish(attempt)
+    later(world, holder, 1)
+    assert world.scheduler.live == [("1", 0), ("1", 1)], "five trials are left, for six lanes"
+    # one lane goes on while the others take nothing more: four trials wait for three lanes
+    files.replace(worker.beat, files.canonical({"at": files.now(), "leaving": "bad_node"}))
+    later(world, holder, 1)
+    assert world.scheduler.live[2:] == [("2", 0)]
+
+
+NOBODY = {"submit_from_compute": False, "login_daemon": "forbidden"}
+
+
+def test_spares_wait_where_nobody_submits_later_and_start_only_for_work(tmp_path: Path) -> None:
+    search = {"max_concurrent_trials": 3, "max_trials": 3}
+    site = {"scheduler": "slurm", "capabilities": NOBODY}
+    world = World.make(tmp_path, Waves(3, 3), site, searcher=search, worker={"spares": 4})
+    play, home = world.play(), world.holder()
+    advance(world.paths, home)
+    home.close()
+    array, sentinel = world.scheduler.jobs.values()
+    assert (array.submission.tasks, array.submission.throttle) == (7, 3)
+    assert sentinel.submission.name == "paper-0001-1-sentinel"
+    assert Intent.read(world.paths.sentinel(1)).watches == "1"  # type: ignore[union-attr]
+    # a worker decides from here on, and can submit nothing
+    holder = dataclasses.replace(world.holder("worker"), submits=False)
+    one, two, three = (play.start("1", index) for index in range(3))
+    first, lost = play.claim(one), play.claim(two)
+    play.finish(play.claim(three))
+    later(world, holder)
+    # the third has nothing to do and leaves: no spare takes its place
+    assert world.scheduler.throttled == [("1", 2)]
+    play.leave(three)
+    play.vanish(two, TaskState.NODE_FAIL)
+    spare = play.start("1", 3)
+    turn = later(world, holder)
+    assert (end_of(lost), turn.wanted, turn.live) == ("node_fail", 2, (1,))
+    play.finish(play.claim(spare))
+    play.finish(first)
+    assert later(world, holder, 1).closed
+    assert len(world.scheduler.jobs) == 2
+    assert world.scheduler.live == [("1", 0), ("1", 3)]  # who see for themselves that it is over
+
+
+def test_the_end_takes_only_sentinels_that_wait_out_of_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    can = {"requeue": "none", "submit_from_compute": True}
+    world = World.make(tmp_path, Waves(1, 1), {"scheduler": "slurm", "capabilities": can})
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    play.vanish(play.start("1"), TaskState.NODE_FAIL)
+    world.scheduler.jobs["2"].states = [TaskState.COMPLETED]  # it ran after that, and left
+    later(world, holder)
+    names = [job.submission.name for job in world.scheduler.jobs.values()]
+    assert names == [f"paper-0001-{name}" for name in ("1", "1-sentinel", "2", "2-sentinel")]
+    canceled: list[str] = []
+    monkeypatch.setattr(world.scheduler, "cancel", canceled.append)
+    play.finish(play.claim(play.start("3")))
+    assert later(world, holder, 1).closed
+    assert canceled == ["4"]
+
+
+def test_where_nobody_submits_per_trial_there_is_a_task_for_each_trial(tmp_path: Path) -> None:
+    search = {"max_concurrent_trials": 2, "max_trials": 9}
+    site = {"capabilities": NOBODY, "limits": {"max_submit": 14}}
+    worker = {"mode": "per_trial"}
+    for limit, tasks in ((None, 2 + 7 + 2 * 5), (14, 13)):
+        site["limits"] = {"max_submit": limit}
+        made = tmp_path / str(limit)
+        world = World.make(made, Waves(9, 2), site, searcher=search, worker=worker)
+        advance(world.paths, world.holder())
+        [job] = world.scheduler.jobs.values()
+        assert (job.submission.tasks, job.submission.throttle) == (tasks, 2)
+
+
+def test_a_holder_that_cannot_submit_gives_way_now_and_then(tmp_path: Path) -> None:
+    world = World.make(tmp_path, site={"capabilities": NOBODY})
+    worker, home = dataclasses.replace(world.holder(), submits=False), world.holder()
+    assert advance(world.paths, worker).held
+    assert world.scheduler.live == []
+    assert not advance(world.paths, worker).held
+    assert advance(world.paths, home).held
+    assert world.scheduler.live
+    home.close()
+    world.clock.now += 30
+    assert advance(world.paths, worker).held
