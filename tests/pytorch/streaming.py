@@ -129,13 +129,6 @@ OWN: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-RNG = np.random.default_rng(0)
-
-
-def noise() -> float:
-    return float(RNG.standard_normal())
-
-
 def lines(log: Path, rank: int) -> list[list[int]]:
     text = log.with_name(f"{log.name}{rank}").read_text()
     return [[int(word) for word in line.split()] for line in text.split("\n")[:-1]] or [[-1]]

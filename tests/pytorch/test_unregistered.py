@@ -19,12 +19,17 @@ from hpcdet.errors import UsageError
 from hpcdet.train.data import object_graph
 from tests import alone, ranks
 from tests.alone import as_script
-from tests.pytorch.streaming import OWN, RNG, Memory, Streaming, noise
+from tests.pytorch.streaming import OWN, Memory, Streaming
 
 __all__ = ["as_script"]
 
 pytestmark = pytest.mark.usefixtures("as_script")
+RNG = np.random.default_rng(0)
 SPLITS = np.random.default_rng(0)
+
+
+def noise() -> float:
+    return float(RNG.standard_normal())
 
 
 class Noisy(nn.Linear):
@@ -92,7 +97,7 @@ MISSING = [
     "blocks.0.branches[0] (Linear)",
     "slots._Slots__dice (Random)",
 ]
-ELSEWHERE = ["callbacks['average'].average (AveragedModel)", f"{noise.__module__}.RNG (Generator)"]
+ELSEWHERE = ["callbacks['average'].average (AveragedModel)", f"{__name__}.RNG (Generator)"]
 
 
 def test_state_that_nobody_saves_is_named(
