@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -123,6 +124,8 @@ def forks(all_forks: Forks, monkeypatch: pytest.MonkeyPatch) -> Iterator[Forks]:
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)  # to join one
     yield all_forks
     all_forks.begin()
+    for child in multiprocessing.active_children():
+        child.kill()  # who is stopped keeps the output of this process open
 
 
 class Seeds:
@@ -183,10 +186,30 @@ def test_workers_that_are_always_stuck_end_the_attempt_and_no_code_is_to_blame(
 
 
 def test_a_worker_that_dies_before_it_begins_is_an_error_at_once(forks: Forks) -> None:
+    def kill() -> None:
+        for child in multiprocessing.active_children():
+            if psutil.Process(child.pid).status() == psutil.STATUS_STOPPED:
+                child.kill()
+
     forks.begin(1)
-    threading.Timer(1.0, lambda: multiprocessing.active_children()[0].kill()).start()
+    threading.Timer(1.0, kill).start()
     with pytest.raises(RuntimeError, match=r"killed by signal: Killed|exited unexpectedly"):
         next(Stream(Numbers(), 5, 7, 0, num_workers=2).endless())
+
+
+def test_a_worker_that_is_stuck_when_another_dies_ends_with_the_process(forks: Forks) -> None:
+    def kill() -> None:
+        for child in multiprocessing.active_children():
+            if psutil.Process(child.pid).status() != psutil.STATUS_STOPPED:
+                child.kill()
+
+    forks.begin(1)
+    threading.Timer(1.0, kill).start()
+    with pytest.raises(RuntimeError, match=r"killed by signal: Killed|exited unexpectedly"):
+        next(Stream(Numbers(), 5, 7, 0, num_workers=2).endless())
+    loader._end_all()
+    loader._starting.clear()
+    assert not multiprocessing.active_children()
 
 
 LEFT = """

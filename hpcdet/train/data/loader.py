@@ -13,12 +13,12 @@ import multiprocessing
 import os
 import random
 import select
+import selectors
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -38,7 +38,9 @@ _BEGIN_S = 300.0
 """Seconds in which all workers of a loader begin; spawned ones import torch first."""
 
 _running = weakref.WeakSet[Any]()
+_starting: list[Any] = []
 os.register_at_fork(after_in_child=_running.clear)
+os.register_at_fork(after_in_child=_starting.clear)
 
 Key = tuple[int, int]
 """Epoch and index of a sample."""
@@ -187,12 +189,16 @@ def started(loader: DataLoader[Any]) -> Iterator[Any]:
         reports, prepare.reports = multiprocessing.Pipe(duplex=False)
         with reports, prepare.reports:
             batches: Any = iter(loader)
+            _starting.append(batches)  # torch may raise here: the stuck end with this process
             late = _late(reports, batches._workers)
         if not late:
             _running.add(batches)
+            if all(worker.is_alive() for worker in batches._workers):
+                _starting.remove(batches)
             return batches  # type: ignore[no-any-return]
         loader._iterator = None
         _end(batches)
+        _starting.remove(batches)
         found = f"DataLoader worker (pid {late[0].pid}) did not begin within {_BEGIN_S:.0f} s"
         say(found)
     raise Unavailable(f"{found}, at any of {_STARTS} starts; killed by signal: Killed")
@@ -209,18 +215,21 @@ def _end(batches: Any) -> None:
 @atexit.register
 def _end_all() -> None:
     """Else ``multiprocessing`` sends SIGTERM to those that are left, and waits for them."""
-    for batches in list(_running):
+    for batches in {*_running, *_starting}:
         _end(batches)
 
 
-def _late(reports: Connection, workers: Sequence[BaseProcess]) -> list[BaseProcess]:
+def _late(reports: Any, workers: Sequence[BaseProcess]) -> list[BaseProcess]:
     """Wait until all workers have begun; those that have not in time. One that ends is torch's."""
     late = dict(enumerate(workers))
     until = time.monotonic() + _BEGIN_S
     while late:
-        ends = [worker.sentinel for worker in late.values()]
-        ready = wait([reports, *ends], max(0.0, until - time.monotonic()))
-        if reports in ready:
+        with selectors.DefaultSelector() as selector:
+            for one in (reports.fileno(), *(worker.sentinel for worker in late.values())):
+                selector.register(one, selectors.EVENT_READ)
+            found = selector.select(max(0.0, until - time.monotonic()))
+        ready = {key.fd for key, _ in found}
+        if reports.fileno() in ready:
             late.pop(int(reports.recv_bytes()))
         elif ready:
             return []
@@ -283,7 +292,7 @@ class _Prepare:
         reports: where a worker writes its number once it has begun.
     """
 
-    reports: Connection
+    reports: Any
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then
