@@ -190,7 +190,7 @@ def run(root: Path, name: str, ranks: int, exact: bool, steps: int) -> tuple[flo
 def be(argv: list[str], variables: dict[str, str]) -> None:
     """One rank, in a process of its own: what ``python -m hpcdet.attempt`` does."""
     from hpcdet.attempt import main as attempt
-    from hpcdet.train.process import signals
+    from hpcdet.process import signals
 
     os.environ.update(variables)
     signals.install()

@@ -31,8 +31,8 @@ import results  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
+from hpcdet.process.ranks import Ranks  # noqa: E402
 from hpcdet.train.meeting import gloo, rendezvous  # noqa: E402
-from hpcdet.train.process.ranks import Ranks  # noqa: E402
 
 WORLDS = (2, 4, 16, 32)
 SIZES = (64, 4 << 20)

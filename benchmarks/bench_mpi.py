@@ -106,9 +106,9 @@ def _rank(folder: Path, rounds: int) -> None:
     import torch.distributed as dist
     from mpi4py import MPI
 
+    from hpcdet.process.ranks import Ranks
     from hpcdet.train import mpi
     from hpcdet.train.meeting import rendezvous
-    from hpcdet.train.process.ranks import Ranks
 
     torch.set_num_threads(1)
     ranks = Ranks.from_environment()

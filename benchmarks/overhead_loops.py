@@ -42,7 +42,7 @@ class Step:
 WARM = 1
 """Blocks of a group that do not count."""
 KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
-"""What ``hpcdet.train.process.malloc`` asks for."""
+"""What ``hpcdet.train.attempt.startup.keep_memory`` asks for."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ ranks vanished. ``python -m hpcdet.attempt --test EXP [TRIAL]`` tries one batch 
 
 from __future__ import annotations
 
-from hpcdet.train.process import signals
+from hpcdet.process import signals
 
 signals.install()  # before anything slow: torch takes seconds to import
 
@@ -18,14 +18,14 @@ import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from hpcdet.errors import HpcdetError  # noqa: E402
+from hpcdet.process import determined_imports, launcher_watch  # noqa: E402
+from hpcdet.process.entrypoint import parse  # noqa: E402
+from hpcdet.process.location import AttemptLocation  # noqa: E402
+from hpcdet.process.ranks import Ranks  # noqa: E402
 from hpcdet.store.config import resolved_config  # noqa: E402
 from hpcdet.store.folder import held_folder, scratch  # noqa: E402
 from hpcdet.store.fs import files  # noqa: E402
 from hpcdet.train.attempt import script_process  # noqa: E402
-from hpcdet.train.process import determined_imports, launcher_watch  # noqa: E402
-from hpcdet.train.process.entrypoint import parse  # noqa: E402
-from hpcdet.train.process.location import AttemptLocation  # noqa: E402
-from hpcdet.train.process.ranks import Ranks  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> int:

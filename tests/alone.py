@@ -11,8 +11,8 @@ import pytest
 
 from hpcdet import pytorch
 from hpcdet.checkpoint import Manifest, committed
-from hpcdet.train.data import rng
-from hpcdet.train.process import signals
+from hpcdet.data import rng
+from hpcdet.process import signals
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcdet.process.ranks import Ranks
 from hpcdet.pytorch.gradients.compression import in_turn
 from hpcdet.train import mpi
 from hpcdet.train.meeting import rendezvous
-from hpcdet.train.process.ranks import Ranks
 
 KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
 OPERATIONS = (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT)

@@ -191,7 +191,7 @@ def _next(trial: TrialPaths) -> Attempt:
 
 AT_ONCE = """
 from hpcdet.train.comm import agreement
-from hpcdet.train.process import signals
+from hpcdet.process import signals
 signals.install()
 agreement._INTERVAL_S = 0.0
 import runpy
@@ -203,8 +203,8 @@ runpy.run_module("hpcdet.attempt", run_name="__main__", alter_sys=True)
 def _rank(argv: list[str], environment: Mapping[str, str]) -> None:
     """One rank, in a process of its own: what ``python -m hpcdet.attempt`` does."""
     from hpcdet.attempt import main
+    from hpcdet.process import signals
     from hpcdet.train.comm import agreement
-    from hpcdet.train.process import signals
 
     for name in [name for name in os.environ if name.startswith(("SLURM_", "HPCDET_"))]:
         del os.environ[name]

@@ -19,9 +19,9 @@ from hpcdet.core._modes import DownloadMode
 from hpcdet.core._seen import seen_by_all
 from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
+from hpcdet.data import rng
 from hpcdet.errors import NotFound, Unrecoverable, UsageError
 from hpcdet.train.attempt.session import Session, Units
-from hpcdet.train.data import rng
 from hpcdet.train.telemetry.tracker import plain
 
 STEPS = "steps_completed"

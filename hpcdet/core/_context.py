@@ -19,17 +19,17 @@ from hpcdet.core._profiler import ProfilerContext
 from hpcdet.core._searcher import SearcherContext
 from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
+from hpcdet.data import rng
+from hpcdet.data.sample_order import Order, shuffled
 from hpcdet.errors import UsageError
+from hpcdet.process import launcher_watch
+from hpcdet.process.ranks import Ranks
 from hpcdet.store.config.data_secrets import resolve
 from hpcdet.train.attempt import exit_hook
 from hpcdet.train.attempt.node_command import LOCK, SAYS
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.attempt.startup import join
-from hpcdet.train.data import rng
-from hpcdet.train.data.sample_order import Order, shuffled
 from hpcdet.train.meeting import rendezvous
-from hpcdet.train.process import launcher_watch
-from hpcdet.train.process.ranks import Ranks
 from hpcdet.units import Length
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from hpcdet.errors import UsageError
+from hpcdet.process.ranks import Ranks
 from hpcdet.train.comm.collectives import Peers
-from hpcdet.train.process.ranks import Ranks
 
 T = TypeVar("T")
 _WHERE = "context.distributed"

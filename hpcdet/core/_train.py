@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcdet.process.console import say
 from hpcdet.store.folder.records import value
 from hpcdet.store.fs import journal
 from hpcdet.train.attempt.score import worth
 from hpcdet.train.attempt.session import Session, Units
 from hpcdet.train.attempt.verdicts import InvalidHP
-from hpcdet.train.process.console import say
 from hpcdet.train.telemetry.tracker import finite, plain
 from hpcdet.units import Length
 

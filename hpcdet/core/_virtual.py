@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from hpcdet.data.virtual_ranks import WHERE, Fold, TreeSum, Virtual
 from hpcdet.errors import ConfigError
 from hpcdet.train.attempt.session import Session
-from hpcdet.train.data.virtual_ranks import WHERE, Fold, TreeSum, Virtual
 
 
 class VirtualContext:

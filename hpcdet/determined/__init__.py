@@ -1,7 +1,7 @@
 """The face of ``determined`` 0.38, for code that was written for it: the same modules and names.
 
 Inside a rank ``import determined`` gives this package where the real one is not installed
-(``train.process.determined_imports``); ``import hpcdet.determined`` gives it too. Submodules have
+(``hpcdet.process.determined_imports``); ``import hpcdet.determined`` gives it too. Submodules have
 the names that they have there, and are imported when they are asked for, with the frameworks
 that they need. What is not here says what there is in its place (``_absent``).
 """

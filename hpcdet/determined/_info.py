@@ -10,12 +10,12 @@ from typing import Any
 
 from hpcdet.checkpoint.format.manifest import position
 from hpcdet.errors import UsageError
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.data_secrets import resolve
 from hpcdet.store.folder.records import Trial
 from hpcdet.store.trials.standing import latest_checkpoint
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hpcdet.train.process.location import AttemptLocation
+from hpcdet.process.location import AttemptLocation
 
 _alone: list[Path] = []
 

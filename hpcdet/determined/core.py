@@ -26,7 +26,7 @@ from hpcdet.core import (
 )
 from hpcdet.determined._absent import absent
 from hpcdet.errors import ConfigError, UsageError
-from hpcdet.train.process.ranks import Ranks
+from hpcdet.process.ranks import Ranks
 
 __all__ = [
     "CheckpointContext",

@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import DataLoader, Sampler, default_collate
 
 from hpcdet import core
+from hpcdet.data.loader import Key, Seeded, as_is
+from hpcdet.data.sample_order import Order, shuffled, subseed
 from hpcdet.errors import ConfigError
-from hpcdet.train.data.loader import Key, Seeded, as_is
-from hpcdet.train.data.sample_order import Order, shuffled, subseed
 
 
 class Loader(DataLoader[Any]):

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcdet import core
+from hpcdet.data import rng
 from hpcdet.train.attempt.session import Units
-from hpcdet.train.data import rng
 
 
 class StepCounter:

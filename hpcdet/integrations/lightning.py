@@ -28,8 +28,8 @@ from hpcdet.errors import UsageError
 from hpcdet.integrations._loader import Loader
 from hpcdet.integrations._ranks import announce
 from hpcdet.integrations._steps import StepCounter
+from hpcdet.process import signals
 from hpcdet.train.checkpoints import warm_start
-from hpcdet.train.process import signals
 
 __all__ = [
     "Callback",

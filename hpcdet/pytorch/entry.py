@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from hpcdet.errors import ConfigError
+from hpcdet.process.entrypoint import Entrypoint
 from hpcdet.pytorch.api.trial import PyTorchTrial
 from hpcdet.pytorch.init_context import init
 from hpcdet.pytorch.trainer import fit_as_configured
-from hpcdet.train.process.entrypoint import Entrypoint
 
 
 def run_entrypoint(entrypoint: Entrypoint, code: Path) -> None:

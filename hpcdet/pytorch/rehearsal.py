@@ -10,6 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcdet.core import conclude
+from hpcdet.process import determined_imports
+from hpcdet.process.entrypoint import parse
+from hpcdet.process.location import AttemptLocation
 from hpcdet.pytorch.entry import run_entrypoint
 from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -17,9 +20,6 @@ from hpcdet.store.folder.records import Control, Trial, Verdict
 from hpcdet.store.fs import files
 from hpcdet.train.attempt import script_process
 from hpcdet.train.attempt.verdicts import unsaid_end, unsaid_failure
-from hpcdet.train.process import determined_imports
-from hpcdet.train.process.entrypoint import parse
-from hpcdet.train.process.location import AttemptLocation
 from hpcdet.units import Length
 
 _ATTEMPTS = (1, 2)

@@ -22,14 +22,14 @@ from hpcdet.checkpoint.format import remove, shard
 from hpcdet.checkpoint.state import tree
 from hpcdet.checkpoint.write import sharded_digests
 from hpcdet.errors import IntegrityError, UsageError
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Trial
 from hpcdet.store.trials import hard_links
 from hpcdet.train.checkpoints import parent
 from hpcdet.train.checkpoints.pending import UnderWay
 from hpcdet.train.comm import collectives
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 from tests import ranks as processes
 from tests.checkpoint.background import GENEROUS_S, WHOLE, in_parts, written
 from tests.checkpoint.test_faults import is_whole, state

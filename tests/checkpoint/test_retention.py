@@ -22,6 +22,8 @@ from hpcdet import checkpoint
 from hpcdet.checkpoint import CheckpointFailed
 from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.checkpoint.keep.retention import Candidate, RetentionRules, keep
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.folder import records
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -29,8 +31,6 @@ from hpcdet.store.folder.records import Best, Claim, Closed, Control, End
 from hpcdet.train.checkpoints.checkpointer import Keeper
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.collectives import Peers
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.tracker import Tracker
 from hpcdet.units import Length
 from tests.builders import Builder

@@ -22,6 +22,8 @@ from hpcdet.checkpoint import RetentionRules
 from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.checkpoint.keep import replicate
 from hpcdet.errors import ConfigError, IntegrityError, Unavailable
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.read.lookup import find
 from hpcdet.read.views import views
 from hpcdet.store.config.resolved_config import Resolved
@@ -33,8 +35,6 @@ from hpcdet.train.checkpoints.background import Background
 from hpcdet.train.checkpoints.checkpointer import Keeper
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.collectives import Peers
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.tracker import Tracker
 from tests.builders import Builder
 from tests.commands import Cli

@@ -22,6 +22,8 @@ from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.checkpoint.format import shard
 from hpcdet.checkpoint.keep import replicate
 from hpcdet.errors import ConfigError
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.read.views import views
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
@@ -31,8 +33,6 @@ from hpcdet.store.trials import progress, staged
 from hpcdet.train.checkpoints.checkpointer import Keeper
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.collectives import Peers
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.tracker import Tracker
 from hpcdet.worker.attempts import drain_staging as after
 from tests import TOP, ranks

@@ -19,6 +19,8 @@ from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.jobs.script.launch import Allocation
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.read.experiment import gather
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.search import registry
@@ -32,8 +34,6 @@ from hpcdet.store.trials.controls import in_force
 from hpcdet.store.trials.standing import checkpoints, latest_checkpoint, standing
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.checkpoints.deadline import Deadline
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 from hpcdet.worker.claims import claims
 from tests.builders import Builder
 from tests.commands import Cli, cli  # noqa: F401

@@ -17,9 +17,9 @@ import torch
 from hpcdet import checkpoint, core
 from hpcdet import determined as det
 from hpcdet.errors import IntegrityError, NotFound, UsageError
+from hpcdet.process import entrypoint as entrypoints
+from hpcdet.process import signals
 from hpcdet.train.checkpoints.checkpointer import Keeper
-from hpcdet.train.process import entrypoint as entrypoints
-from hpcdet.train.process import signals
 from tests import ranks
 from tests.alone import as_script
 

@@ -16,10 +16,10 @@ import pytest
 
 from hpcdet import config
 from hpcdet.errors import ConfigError
+from hpcdet.process.entrypoint import parse
 from hpcdet.store.config import resolved_config as resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
-from hpcdet.train.process.entrypoint import parse
 from tests import dose
 
 RANKS = 2

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hpcdet import checkpoint
+from hpcdet.process import determined_imports
 from hpcdet.store.folder.layout import TrialPaths
-from hpcdet.train.process import determined_imports
 from tests import TESTS, ranks
 
 CODE = TESTS / "unmodified"
@@ -91,7 +91,7 @@ def test_it_can_be_switched_off(tmp_path: Path) -> None:
 def imports(program: str, *path: Path) -> subprocess.CompletedProcess[str]:
     """A Python that has hpcdet, with these folders before its own."""
     before = "".join(f"sys.path.insert(0, {str(one)!r}); " for one in path)
-    offer = "from hpcdet.train.process import determined_imports; determined_imports.offer('auto')"
+    offer = "from hpcdet.process import determined_imports; determined_imports.offer('auto')"
     whole = f"import sys; {before}{offer}\n"
     argv = [sys.executable, "-c", whole + program]
     return subprocess.run(argv, capture_output=True, text=True, timeout=120)

@@ -11,9 +11,9 @@ import pytest
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import content_digest
+from hpcdet.data import rng
+from hpcdet.data.sample_order import shuffled
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
-from hpcdet.train.data import rng
-from hpcdet.train.data.sample_order import shuffled
 from hpcdet.worker.attempts import evidence
 from tests import TESTS, ranks
 from tests.experiments import same_bits

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
+from hpcdet.data import rng
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Control
 from hpcdet.store.trials.standing import checkpoints, latest_checkpoint
-from hpcdet.train.data import rng
 from tests import TESTS, ranks, trees
 from tests.experiments import same_bits
 from tests.ranks import Attempt, Result

@@ -16,11 +16,11 @@ import torch
 
 from hpcdet import checkpoint, core, pytorch
 from hpcdet.checkpoint import StateError
+from hpcdet.data import rng
 from hpcdet.errors import IntegrityError, Unrecoverable
 from hpcdet.pytorch.loop import trial_state
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.trials import manifests
-from hpcdet.train.data import rng
 from tests import alone
 from tests.alone import as_script
 from tests.bits_model import BitsTrial

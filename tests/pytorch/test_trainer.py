@@ -18,14 +18,14 @@ from hpcdet import pytorch
 from hpcdet.checkpoint import load
 from hpcdet.checkpoint.format import shard
 from hpcdet.errors import ConfigError, UsageError
+from hpcdet.process import signals
+from hpcdet.process.location import ATTEMPT, EXPERIMENT, TRIAL, AttemptLocation
 from hpcdet.pytorch.api.periods import TrainUnit
 from hpcdet.pytorch.metrics.metrics import Tally, across_ranks
 from hpcdet.store.config.searcher_keys import Searcher
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.folder.records import Verdict
 from hpcdet.train.attempt.session import Units
-from hpcdet.train.process import signals
-from hpcdet.train.process.location import ATTEMPT, EXPERIMENT, TRIAL, AttemptLocation
 from hpcdet.units import Length
 from tests import alone, ranks
 from tests.alone import as_script

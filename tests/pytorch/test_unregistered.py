@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from hpcdet import core, pytorch
+from hpcdet.data import object_graph
 from hpcdet.errors import UsageError
-from hpcdet.train.data import object_graph
 from tests import alone, ranks
 from tests.alone import as_script
 from tests.pytorch.streaming import OWN, Memory, Streaming

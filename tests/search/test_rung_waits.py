@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from hpcdet.control.turn.controller import advance
+from hpcdet.process import signals
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.search import registry
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
@@ -18,9 +21,6 @@ from hpcdet.store.trials.controls import in_force
 from hpcdet.train.attempt import rung_wait
 from hpcdet.train.attempt.session import Session, Units
 from hpcdet.train.checkpoints.deadline import Deadline
-from hpcdet.train.process import signals
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 from hpcdet.units import Length
 from tests import ranks
 from tests.commands import Cli, cli  # noqa: F401

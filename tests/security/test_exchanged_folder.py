@@ -122,7 +122,7 @@ def call(scene: Scene, at: int) -> tuple[int, int]:
 
 def _rank(scene: Scene, at: int, writer: Any) -> None:
     from hpcdet.attempt import main
-    from hpcdet.train.process import signals
+    from hpcdet.process import signals
 
     me, count = os.getpid(), 0
 

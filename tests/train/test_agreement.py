@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from hpcdet.process import signals
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Trial
 from hpcdet.train.attempt.session import Session, Units
 from hpcdet.train.attempt.stop_request import StopRequest
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.agreement import NOTHING, TOGETHER, Agreement, Orders
-from hpcdet.train.process import signals
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 from hpcdet.units import Length
 
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from hpcdet.checkpoint.format import shard
+from hpcdet.process import signals
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Trial
 from hpcdet.store.fs import journal
 from hpcdet.train.attempt.session import Session, Units
 from hpcdet.train.checkpoints.deadline import Deadline
-from hpcdet.train.process import signals
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.tracker import Tracker
 
 

@@ -17,6 +17,8 @@ from hpcdet.checkpoint.format import shard
 from hpcdet.checkpoint.write import reports
 from hpcdet.core import _seen
 from hpcdet.errors import Unavailable, UsageError
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.pytorch.gradients import accumulated
 from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.resolved_config import Resolved
@@ -26,8 +28,6 @@ from hpcdet.train.checkpoints.background import Background
 from hpcdet.train.checkpoints.checkpointer import Keeper
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.agreement import Cause
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.tracker import Tracker
 from tests import ranks, trees
 

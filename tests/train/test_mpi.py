@@ -15,12 +15,12 @@ import torch
 
 from hpcdet import checkpoint
 from hpcdet.errors import ConfigError
+from hpcdet.process.ranks import Ranks
 from hpcdet.schedulers.local import processes
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End
 from hpcdet.store.trials.standing import latest_checkpoint
 from hpcdet.train import mpi
-from hpcdet.train.process.ranks import Ranks
 from tests import experiments as x
 
 pytestmark = [
@@ -64,7 +64,7 @@ def test_processes_that_mpi_does_not_know_as_ranks_are_told_how_to_start() -> No
     # in a process of its own: MPI starts once
     code = (
         "from hpcdet.errors import ConfigError; from hpcdet.train import mpi; "
-        "from hpcdet.train.process.ranks import Ranks\n"
+        "from hpcdet.process.ranks import Ranks\n"
         "try: mpi.prepare(Ranks(1, 4))\nexcept ConfigError as e: print(e, e.hint)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -12,10 +12,10 @@ import pytest
 from hpcdet import mpi_torch
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_checks
+from hpcdet.process.ranks import Ranks
 from hpcdet.site.models import Launcher
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.train import mpi
-from hpcdet.train.process.ranks import Ranks
 from tests import experiments as x
 
 

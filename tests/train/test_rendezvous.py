@@ -21,11 +21,11 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from hpcdet.errors import ConfigError
+from hpcdet.process.ranks import Ranks
 from hpcdet.store.fs import files
 from hpcdet.train.attempt import verdicts
 from hpcdet.train.comm import collectives
 from hpcdet.train.meeting import rendezvous
-from hpcdet.train.process.ranks import Ranks
 from tests import ranks as processes
 
 

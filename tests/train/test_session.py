@@ -19,7 +19,12 @@ import torch
 from torch.utils.data import Subset
 
 from hpcdet import checkpoint
+from hpcdet.data import loader, rng
+from hpcdet.data.sample_order import Slice
 from hpcdet.errors import ConfigError
+from hpcdet.process import deterministic, signals
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -28,11 +33,6 @@ from hpcdet.store.fs import journal
 from hpcdet.train.attempt import fingerprint
 from hpcdet.train.attempt.session import Session, Units
 from hpcdet.train.checkpoints.deadline import Deadline
-from hpcdet.train.data import loader, rng
-from hpcdet.train.data.sample_order import Slice
-from hpcdet.train.process import deterministic, signals
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.tracker import Tracker, plain
 from tests import ranks
 

@@ -12,7 +12,7 @@ from tests import experiments as x
 IMPOSTOR = """
 import os
 from hpcdet.train.meeting import proof
-from hpcdet.train.process.ranks import Ranks
+from hpcdet.process.ranks import Ranks
 
 if os.environ["HPCDET_ATTEMPT"] == "1" and Ranks.from_environment().rank == 1:
     prove = proof.prove

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 from hpcdet.core import DistributedContext
 from hpcdet.errors import UsageError
+from hpcdet.process.ranks import Ranks
 from hpcdet.pytorch.rehearsal import rehearse
 from hpcdet.train import wire
 from hpcdet.train.comm import messages
 from hpcdet.train.comm.collectives import Peers, is_peer_loss
-from hpcdet.train.process.ranks import Ranks
 from tests import ranks as processes
 from tests import trees
 from tests.pytorch.test_bits_local import MODEL, make

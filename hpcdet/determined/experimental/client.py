@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpcdet.determined._absent import absent, why_absent
-from hpcdet.train.process.console import say
+from hpcdet.process.console import say
 
 _WHY = why_absent("determined.experimental.client")
 say(f"determined.experimental.client can be imported, not used: {_WHY}")

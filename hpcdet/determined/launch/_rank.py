@@ -10,9 +10,9 @@ from typing import NoReturn
 
 from hpcdet import launchers
 from hpcdet.errors import ConfigError
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.train.attempt import node_command
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 

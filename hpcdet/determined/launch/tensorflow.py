@@ -6,7 +6,7 @@ import sys
 
 from hpcdet.determined.launch._rank import become
 from hpcdet.errors import ConfigError
-from hpcdet.train.process.ranks import Ranks
+from hpcdet.process.ranks import Ranks
 
 if __name__ == "__main__":
     if (world := Ranks.from_environment().world) > 1:

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 
 from hpcdet.determined.experimental import core_v2
-from hpcdet.train.process.ranks import Ranks
+from hpcdet.process.ranks import Ranks
 
 __all__ = ["DetLogger"]
 

@@ -14,6 +14,9 @@ from hpcdet import checkpoint
 from hpcdet.core import Context
 from hpcdet.determined._import import import_from_path
 from hpcdet.errors import NotFound, UsageError
+from hpcdet.process.entrypoint import parse
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.pytorch import PyTorchTrial, PyTorchTrialContext
 from hpcdet.pytorch.entry import load_class
 from hpcdet.store.config import resolved_config as configs
@@ -22,9 +25,6 @@ from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Trial
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.checkpoints.deadline import Deadline
-from hpcdet.train.process.entrypoint import parse
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 
 
 class CheckpointLoadContext(PyTorchTrialContext):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hpcdet.core import Context
+from hpcdet.data import rng
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.pytorch.api import traces
 from hpcdet.pytorch.api.boards import Boards
@@ -20,7 +21,6 @@ from hpcdet.pytorch.metrics.reducers import MetricReducer
 from hpcdet.pytorch.step.learning import ClipGrads, Learning, StepPosition
 from hpcdet.pytorch.step.reducing import Reducing
 from hpcdet.pytorch.step.wrap import wrap
-from hpcdet.train.data import rng
 
 
 class PyTorchTrialContext(TrialInfo):

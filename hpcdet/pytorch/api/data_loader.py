@@ -18,11 +18,11 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import hpcdet.pytorch.samplers as samplers  # noqa: PLR0402 - the package itself is above
+from hpcdet.data.batch_order import BatchOrder
+from hpcdet.data.loader import Seeded, ShardedLoader, Sources, as_is
+from hpcdet.data.sample_order import Order, Slice, shuffled
+from hpcdet.data.streams import Stateful, Stream
 from hpcdet.errors import ConfigError
-from hpcdet.train.data.batch_order import BatchOrder
-from hpcdet.train.data.loader import Seeded, ShardedLoader, Sources, as_is
-from hpcdet.train.data.sample_order import Order, Slice, shuffled
-from hpcdet.train.data.streams import Stateful, Stream
 
 TorchData = Any
 """A batch: tensors in any nest of dicts, lists and tuples."""

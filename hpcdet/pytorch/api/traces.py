@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from hpcdet.process.console import say
 from hpcdet.store.fs import files
 from hpcdet.train.attempt.session import Session
-from hpcdet.train.process.console import say
 
 BATCHES = 20
 """Recorded where nobody says how many; a trace has some ten thousand lines for each."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from hpcdet.data import rng
+from hpcdet.data.virtual_ranks import WHERE, Virtual
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch.gradients.apart import Apart
 from hpcdet.pytorch.gradients.division import Division, Learn, State, new_tally
@@ -19,8 +21,6 @@ from hpcdet.pytorch.gradients.virtual_reducer import VirtualReducer
 from hpcdet.pytorch.metrics.metrics import Tally
 from hpcdet.pytorch.metrics.reducers import MetricReducer
 from hpcdet.train.attempt.session import Session
-from hpcdet.train.data import rng
-from hpcdet.train.data.virtual_ranks import WHERE, Virtual
 
 
 class VirtualDivision(Division):

@@ -1,7 +1,7 @@
 """Gradients of virtual ranks: ``reproducibility.elastic: exact``.
 
 Each virtual rank's gradients are kept apart until all have had their turn; then they are folded in
-tree order (``train.data.virtual_ranks``). Of the buffers those of virtual rank 0 are everybody's,
+tree order (``hpcdet.data.virtual_ranks``). Of the buffers those of virtual rank 0 are everybody's,
 as rank 0's are with DDP. Optimizers step once, after all.
 """
 
@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from hpcdet.data.virtual_ranks import WHERE, Fold, TreeSum, Virtual, total
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch.gradients import buffers as _buffers
 from hpcdet.pytorch.gradients.apart import Buffers, Group
 from hpcdet.pytorch.gradients.reducer import GradientReducer
 from hpcdet.train.attempt.session import Session
-from hpcdet.train.data.virtual_ranks import WHERE, Fold, TreeSum, Virtual, total
 
 Parameters = Mapping[str, torch.nn.Parameter]
 Leaf = list[torch.Tensor]

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpcdet.checkpoint import Manifest
+from hpcdet.data.sample_order import Slice
 from hpcdet.errors import ConfigError
+from hpcdet.process.console import say
 from hpcdet.pytorch.api.callback import PyTorchCallback, start_epoch
 from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.api.info import GLOBAL_BATCH
@@ -28,8 +30,6 @@ from hpcdet.pytorch.metrics.metrics import Tally, named
 from hpcdet.pytorch.step.learning import StepPosition
 from hpcdet.train.attempt.session import Units
 from hpcdet.train.comm.agreement import Cause
-from hpcdet.train.data.sample_order import Slice
-from hpcdet.train.process.console import say
 from hpcdet.units import Length
 
 

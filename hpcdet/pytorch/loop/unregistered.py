@@ -9,14 +9,14 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
+from hpcdet.data import object_graph, rng
+from hpcdet.data.streams import Stateful
 from hpcdet.pytorch.api.callback import PyTorchCallback
 from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.api.data_loader import DataLoader
 from hpcdet.pytorch.api.lr_scheduler import LRScheduler
 from hpcdet.pytorch.api.trial import PyTorchTrial
 from hpcdet.pytorch.metrics.reducers import MetricReducer
-from hpcdet.train.data import object_graph, rng
-from hpcdet.train.data.streams import Stateful
 
 _SCALERS = (torch.amp.GradScaler,)
 _SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hpcdet.data import rng
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch.api.callback import PyTorchCallback, takes
 from hpcdet.pytorch.api.context import PyTorchTrialContext
@@ -16,7 +17,6 @@ from hpcdet.pytorch.api.trial import PyTorchTrial
 from hpcdet.pytorch.loop.feeds import passes, whole
 from hpcdet.pytorch.metrics.metrics import Tally, named
 from hpcdet.pytorch.metrics.reducers import Reducer
-from hpcdet.train.data import rng
 
 Callbacks = Mapping[str, PyTorchCallback]
 

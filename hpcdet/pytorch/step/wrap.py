@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from hpcdet.errors import ConfigError
+from hpcdet.process.console import say
 from hpcdet.pytorch.gradients.reducer import GradientReducer
 from hpcdet.pytorch.step import recompute
 from hpcdet.train.attempt.session import Session
-from hpcdet.train.process.console import say
 
 
 def wrap(model: nn.Module, session: Session, reducer: GradientReducer) -> nn.Module:

@@ -1,14 +1,14 @@
 """What ``import determined`` finds in the processes of a rank: hpcdet's face of that package.
 
 The folder above is on the module path of ranks and of what they start
-(``hpcdet.train.process.determined_imports``).
+(``hpcdet.process.determined_imports``).
 A package of this name that is installed, or lies in the code, comes before.
 """
 
 import sys
 
 try:
-    from hpcdet.train.process import determined_imports
+    from hpcdet.process import determined_imports
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         f"No module named 'determined': hpcdet would stand in for it, and {sys.executable} cannot "

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import PEER_LOST
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost import limits
 from hpcdet.store.folder.records import Action, Best
 from hpcdet.store.trials.controls import in_force
 from hpcdet.train.comm.agreement import NOTHING, Cause, Orders
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import PEER_LOST
 from hpcdet.train.telemetry.tracker import Tracker
 
 _LEAVES: dict[Action, Cause] = {

@@ -14,9 +14,9 @@ import torch
 
 from hpcdet import __version__
 from hpcdet.errors import ConfigError
+from hpcdet.process.console import say
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
-from hpcdet.train.process.console import say
 
 Fingerprint = dict[str, str]
 

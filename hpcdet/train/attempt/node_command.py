@@ -20,12 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcdet.process.ranks import Ranks
 from hpcdet.store.folder.layout import AttemptPaths
 from hpcdet.store.folder.records import Verdict
 from hpcdet.store.fs import files
 from hpcdet.store.fs.json_record import JsonRecord
 from hpcdet.train.meeting.door import opened
-from hpcdet.train.process.ranks import Ranks
 
 BEFORE = "HPCDET_SHELL"
 """A private folder, and in it the environment that the shell began with."""

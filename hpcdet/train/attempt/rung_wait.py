@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from hpcdet.process.location import AttemptLocation
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.decisions import wakeup
 from hpcdet.train.attempt.control_reader import Wanted
 from hpcdet.train.attempt.trained import Units
 from hpcdet.train.comm.agreement import Cause, Orders, agree
 from hpcdet.train.comm.collectives import Peers
-from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.telemetry.tracker import Tracker
 from hpcdet.units import Length, Unit
 

@@ -19,15 +19,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcdet.errors import ConfigError
+from hpcdet.process import signals
+from hpcdet.process.descendants import Descendants
+from hpcdet.process.entrypoint import INTERPRETER, Entrypoint
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import PEER_LOST, Ranks
 from hpcdet.store.folder.held_folder import identity
 from hpcdet.store.folder.records import Verdict
 from hpcdet.store.fs import files
 from hpcdet.train.attempt import node_command
-from hpcdet.train.process import signals
-from hpcdet.train.process.descendants import Descendants
-from hpcdet.train.process.entrypoint import INTERPRETER, Entrypoint
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import PEER_LOST, Ranks
 
 _LOOK_S = 0.2
 _PR_SET_PDEATHSIG = 1

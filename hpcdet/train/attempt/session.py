@@ -17,6 +17,12 @@ from typing import Any
 import torch
 
 from hpcdet.checkpoint import CheckpointFailed, Manifest
+from hpcdet.data import rng
+from hpcdet.data.virtual_ranks import Virtual
+from hpcdet.process import signals
+from hpcdet.process.console import say_error
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost import limits
 from hpcdet.store.folder.records import Trial, Verdict
@@ -33,13 +39,7 @@ from hpcdet.train.checkpoints.deadline import Deadline, Every
 from hpcdet.train.checkpoints.user_objects import Registry
 from hpcdet.train.comm.agreement import NOTHING, Agreement, Cause, Orders
 from hpcdet.train.comm.collectives import Peers, is_peer_loss
-from hpcdet.train.data import rng
-from hpcdet.train.data.virtual_ranks import Virtual
 from hpcdet.train.meeting.rendezvous import device_of
-from hpcdet.train.process import signals
-from hpcdet.train.process.console import say_error
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.profile import Profile
 from hpcdet.train.telemetry.tracker import Tracker, plain
 from hpcdet.units import Length
@@ -116,7 +116,7 @@ class Session:
 
     def seed(self, *parts: int) -> None:
         """Seed all generators: equal on all ranks without ``parts``, else a stream of its own."""
-        from hpcdet.train.data.sample_order import subseed
+        from hpcdet.data.sample_order import subseed
 
         base = self.record.seed
         rng.seed_all(subseed("rng", base, *parts) if parts else base)

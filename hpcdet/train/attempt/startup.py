@@ -15,6 +15,9 @@ import torch
 import torch.distributed as dist
 
 from hpcdet.errors import NotFound
+from hpcdet.process import deterministic, signals
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.store.config import overrides
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Trial
@@ -23,9 +26,6 @@ from hpcdet.train.attempt.verdicts import verdict_on
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.meeting import rendezvous
-from hpcdet.train.process import deterministic, signals
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 
 _met = False
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h

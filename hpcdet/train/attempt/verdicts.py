@@ -5,15 +5,15 @@ from __future__ import annotations
 import traceback
 
 from hpcdet.errors import Unrecoverable
+from hpcdet.process import deterministic
+from hpcdet.process.console import say, say_error
+from hpcdet.process.location import AttemptLocation, named
+from hpcdet.process.ranks import PEER_LOST, Ranks
 from hpcdet.store.folder.records import Verdict
 from hpcdet.store.fs import files
 from hpcdet.train.comm.collectives import is_peer_loss
 from hpcdet.train.meeting import rendezvous
 from hpcdet.train.meeting.gloo import Unproven
-from hpcdet.train.process import deterministic
-from hpcdet.train.process.console import say, say_error
-from hpcdet.train.process.location import AttemptLocation, named
-from hpcdet.train.process.ranks import PEER_LOST, Ranks
 
 _NO_FACE = "hpcdet's face of it is left out by compat.determined: off"
 

@@ -11,6 +11,9 @@ from hpcdet import checkpoint
 from hpcdet.checkpoint import CheckpointFailed, Frozen, Image, LoadedState, Manifest, Saved
 from hpcdet.checkpoint.io import memory_limit
 from hpcdet.checkpoint.keep import retention
+from hpcdet.process.console import say
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import number
 from hpcdet.store.trials.manifests import ManifestMeta
@@ -21,9 +24,6 @@ from hpcdet.train.checkpoints.local_staging import Stage
 from hpcdet.train.checkpoints.pending import SaveRequest, UnderWay, agreed, fence, is_there
 from hpcdet.train.checkpoints.replication import Copies
 from hpcdet.train.comm.collectives import Peers
-from hpcdet.train.process.console import say
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.tracker import Tracker
 
 _LOOK_S, _ABANDON_S = 0.2, 60.0

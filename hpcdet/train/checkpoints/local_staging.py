@@ -19,12 +19,12 @@ from hpcdet.checkpoint.format import remove
 from hpcdet.checkpoint.keep import drain as staging
 from hpcdet.checkpoint.keep.drain import Drained
 from hpcdet.errors import ConfigError
+from hpcdet.process.console import say
+from hpcdet.process.location import AttemptLocation
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.trials import staged
 from hpcdet.train.checkpoints.background import Background
 from hpcdet.train.comm.collectives import Peers
-from hpcdet.train.process.console import say
-from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.telemetry.tracker import Tracker
 
 _LOOK_S = 0.2

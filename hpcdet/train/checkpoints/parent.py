@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hpcdet.checkpoint.format import remove
 from hpcdet.errors import IntegrityError
+from hpcdet.process.location import AttemptLocation
 from hpcdet.store.folder.records import Trial
-from hpcdet.train.process.location import AttemptLocation
 
 
 def see_to_it(place: AttemptLocation) -> None:

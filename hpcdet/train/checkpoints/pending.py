@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from hpcdet.checkpoint import CheckpointFailed, Saved, Saving, StateError
 from hpcdet.errors import UsageError
+from hpcdet.process.location import AttemptLocation
 from hpcdet.store.trials import standing
 from hpcdet.store.trials.manifests import ManifestMeta
 from hpcdet.train.comm.collectives import Peers
-from hpcdet.train.process.location import AttemptLocation
 
 
 @dataclass(frozen=True)

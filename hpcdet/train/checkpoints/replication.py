@@ -7,12 +7,12 @@ from collections.abc import Callable
 from hpcdet import checkpoint
 from hpcdet.checkpoint import CheckpointFailed, Secured
 from hpcdet.errors import HpcdetError
+from hpcdet.process.console import say
+from hpcdet.process.location import AttemptLocation
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import scratch
 from hpcdet.train.checkpoints.background import Background
 from hpcdet.train.comm.collectives import Peers
-from hpcdet.train.process.console import say
-from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.telemetry.tracker import Tracker
 
 _LOOK_S = 0.2

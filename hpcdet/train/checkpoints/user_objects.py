@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdet.data.streams import State, Stateful
 from hpcdet.errors import UsageError
 from hpcdet.train.comm.collectives import Peers
-from hpcdet.train.data.streams import State, Stateful
 
 
 @dataclass(frozen=True)

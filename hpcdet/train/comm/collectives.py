@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from hpcdet.checkpoint.write.sharded_digests import WholesFailed, alone
+from hpcdet.process.ranks import Ranks
 from hpcdet.train.comm import messages
 from hpcdet.train.meeting import gloo
 from hpcdet.train.meeting.liveness import NEVER
-from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.wire import Garbled
 
 T = TypeVar("T")

@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 from hpcdet.errors import Unavailable
+from hpcdet.process.ranks import PEER_LOST
 from hpcdet.train.meeting import port_filter, proof
 from hpcdet.train.meeting.liveness import NEVER, Lifeline
-from hpcdet.train.process.ranks import PEER_LOST
 
 PROOF_S = 30.0
 """Seconds for connecting and for the proofs of a group, from when all its ranks are there."""

@@ -18,9 +18,9 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
+from hpcdet.process.console import say
+from hpcdet.process.ranks import PEER_LOST
 from hpcdet.train.meeting.frames import Frame, FrameKind, Incoming
-from hpcdet.train.process.console import say
-from hpcdet.train.process.ranks import PEER_LOST
 
 NEVER = timedelta(days=1000)
 """Time-out of collectives: a rank that lives is waited for."""

@@ -27,14 +27,14 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from hpcdet import __version__
 from hpcdet.errors import ConfigError, Unavailable
+from hpcdet.process.console import say, say_error
+from hpcdet.process.ranks import Ranks
 from hpcdet.store.fs import files
 from hpcdet.train import mpi
 from hpcdet.train.meeting import gloo, proof
 from hpcdet.train.meeting.door import KNOCK_S, Door, knock
 from hpcdet.train.meeting.liveness import NEVER, Lifeline
 from hpcdet.train.meeting.process_group_store import AttemptStore
-from hpcdet.train.process.console import say, say_error
-from hpcdet.train.process.ranks import Ranks
 
 PATIENCE_S = 300.0
 _BACKENDS = ("auto", "nccl", "gloo", "mpi")

@@ -17,11 +17,11 @@ import torch.distributed as dist
 
 from hpcdet import mpi_torch
 from hpcdet.errors import ConfigError
+from hpcdet.process.launcher_watch import say_goodbye
+from hpcdet.process.ranks import Ranks
 from hpcdet.train.mpi.direct import Direct
 from hpcdet.train.mpi.group import NAME, MPIProcessGroup
 from hpcdet.train.mpi.progress_thread import ProgressThread
-from hpcdet.train.process.launcher_watch import say_goodbye
-from hpcdet.train.process.ranks import Ranks
 
 __all__ = ["NAME", "leave", "prepare"]
 

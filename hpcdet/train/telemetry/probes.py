@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from hpcdet.train.process.ranks import Ranks
+from hpcdet.process.ranks import Ranks
 from hpcdet.train.telemetry.resource_monitor import Probe
 
 _JOB = re.compile(r"job_\d+|.*pbs.*\d+.*|\d+\.[\w.-]+")

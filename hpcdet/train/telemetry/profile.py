@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 
 from hpcdet.errors import UsageError
-from hpcdet.train.process.location import AttemptLocation
-from hpcdet.train.process.ranks import Ranks
+from hpcdet.process.location import AttemptLocation
+from hpcdet.process.ranks import Ranks
 from hpcdet.train.telemetry.device_timer import DeviceTimes, corrected
 from hpcdet.train.telemetry.phases import Phases, Within
 from hpcdet.train.telemetry.resource_monitor import ResourceMonitor

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcdet.process.console import say
 from hpcdet.store.folder import records
 from hpcdet.store.fs import journal
-from hpcdet.train.process.console import say
 
 _MOST_WAITING = 100_000
 _MOST_CARRIED = 10_000

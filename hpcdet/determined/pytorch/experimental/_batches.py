@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from hpcdet import core
+from hpcdet.data import rng
 from hpcdet.errors import UsageError
 from hpcdet.pytorch import DataLoader, MetricReducer, TorchData, to_device
 from hpcdet.pytorch.gradients.division import Division
 from hpcdet.pytorch.metrics.reducers import load_state, state_of
 from hpcdet.pytorch.step.reducing import Reducing
-from hpcdet.train.data import rng
 
 
 def get_default_device(core_context: core.Context) -> torch.device:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdet.train.data.sample_order import Order, share, shuffled, subseed
+from hpcdet.data.sample_order import Order, share, shuffled, subseed
 
 
 def test_a_seed_means_the_same_order_for_ever() -> None:

@@ -19,12 +19,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from hpcdet.data import loader, object_graph, rng
+from hpcdet.data.batch_order import BatchOrder
+from hpcdet.data.sample_order import Slice
+from hpcdet.data.streams import Stream
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.train.attempt.verdicts import verdict_on
-from hpcdet.train.data import loader, object_graph, rng
-from hpcdet.train.data.batch_order import BatchOrder
-from hpcdet.train.data.sample_order import Slice
-from hpcdet.train.data.streams import Stream
 from hpcdet.worker.attempts import exit_reason
 from hpcdet.worker.attempts.exit_reason import Evidence
 
@@ -214,8 +214,8 @@ def test_a_worker_that_is_stuck_when_another_dies_ends_with_the_process(forks: F
 
 LEFT = """
 import numpy as np
-from hpcdet.train.data import loader
-from hpcdet.train.data.sample_order import Slice
+from hpcdet.data import loader
+from hpcdet.data.sample_order import Slice
 
 slices = lambda: (Slice(0, 1, np.array([index]), 1, False) for index in range(9))
 kept = loader.ShardedLoader(range(9), slices, (1,), num_workers=2, persistent_workers=True)

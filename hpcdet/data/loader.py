@@ -26,12 +26,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate, get_worker_info
 
+from hpcdet.data import rng
+from hpcdet.data.sample_order import Slice, subseed
+from hpcdet.data.sample_rng import Draws, Own, Plant, nothing
 from hpcdet.errors import Unavailable
-from hpcdet.train.data import rng
-from hpcdet.train.data.sample_order import Slice, subseed
-from hpcdet.train.data.sample_rng import Draws, Own, Plant, nothing
-from hpcdet.train.process import signals
-from hpcdet.train.process.console import say
+from hpcdet.process import signals
+from hpcdet.process.console import say
 
 _STARTS = 3
 _BEGIN_S = 300.0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.train.process import location
-from hpcdet.train.process.location import AttemptLocation
+from hpcdet.process import location
+from hpcdet.process.location import AttemptLocation
 
 
 @pytest.mark.parametrize("other", ["nothing", "another folder"])

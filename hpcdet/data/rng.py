@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 
-from hpcdet.train.data.sample_order import subseed
+from hpcdet.data.sample_order import subseed
 
 Generator = np.random.Generator | np.random.RandomState | torch.Generator | random.Random
 State = dict[str, Any]

@@ -19,8 +19,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from hpcdet.train.data import object_graph, rng
-from hpcdet.train.data.sample_order import subseed
+from hpcdet.data import object_graph, rng
+from hpcdet.data.sample_order import subseed
 
 T = TypeVar("T")
 Plant = Callable[..., None]

@@ -17,11 +17,11 @@ from typing import Generic, TypeVar
 import torch
 import torch.distributed as dist
 
+from hpcdet.data import rng
+from hpcdet.data.sample_order import subseed
 from hpcdet.errors import ConfigError
+from hpcdet.process.ranks import Ranks
 from hpcdet.store.config.resolved_config import Resolved
-from hpcdet.train.data import rng
-from hpcdet.train.data.sample_order import subseed
-from hpcdet.train.process.ranks import Ranks
 
 T = TypeVar("T")
 Add = Callable[[T, T], T]

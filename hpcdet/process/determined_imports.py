@@ -20,8 +20,8 @@ from types import CodeType, ModuleType
 
 import hpcdet
 from hpcdet.errors import ConfigError
-from hpcdet.train.process.console import say
-from hpcdet.train.process.ranks import Ranks
+from hpcdet.process.console import say
+from hpcdet.process.ranks import Ranks
 
 NAME = "determined"
 FACE = "hpcdet.determined"

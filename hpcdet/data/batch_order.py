@@ -8,8 +8,8 @@ from itertools import accumulate
 
 import numpy as np
 
+from hpcdet.data.sample_order import Slice
 from hpcdet.errors import ConfigError
-from hpcdet.train.data.sample_order import Slice
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import traceback
 
-from hpcdet.train.process.location import named
+from hpcdet.process.location import named
 
 
 def say(text: str) -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcdet.data.virtual_ranks import Fold, Virtual, blocks, total
 from hpcdet.errors import ConfigError
+from hpcdet.process.ranks import Ranks
 from hpcdet.store.config import resolved_config
-from hpcdet.train.data.virtual_ranks import Fold, Virtual, blocks, total
-from hpcdet.train.process.ranks import Ranks
 
 
 def paired(left: str, right: str) -> str:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcdet.train.process.console import say
-from hpcdet.train.process.ranks import PEER_LOST
+from hpcdet.process.console import say
+from hpcdet.process.ranks import PEER_LOST
 
 _LOOK_S = 0.5
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdet.train.data import rng
-from hpcdet.train.data.sample_order import subseed
-from hpcdet.train.data.sample_rng import Draws, Numpy, Plant
+from hpcdet.data import rng
+from hpcdet.data.sample_order import subseed
+from hpcdet.data.sample_rng import Draws, Numpy, Plant
 
 BATCH, BATCHES = 4, 6
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
+from hpcdet.data.loader import Sources, as_is, process_options, started
 from hpcdet.errors import ConfigError
-from hpcdet.train.data.loader import Sources, as_is, process_options, started
 
 State = dict[str, Any]
 
