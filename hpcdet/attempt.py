@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     sys.dont_write_bytecode = True  # the code snapshot stays as it is
     os.umask(0o077)  # launchers that start ranks on other nodes forget that of the script
     if given.test:
-        from hpcdet.pytorch.rehearsal import rehearse
+        from hpcdet.rehearsal import rehearse
 
         return rehearse(given.experiment, given.trial)
     launcher_watch.end_with_it()

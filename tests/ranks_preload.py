@@ -5,6 +5,6 @@ import torch._dynamo  # an optimizer's first step would
 import torch.distributed.fsdp
 
 import hpcdet.attempt
-import hpcdet.pytorch.rehearsal
+import hpcdet.rehearsal
 
 __all__ = ["hpcdet", "sklearn", "torch"]

@@ -33,9 +33,9 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngi
 from deepspeed.runtime.fp16.loss_scaler import LossScalerBase
 
 from hpcdet import core
+from hpcdet.core import warm_start
 from hpcdet.errors import ConfigError, IntegrityError, UsageError
 from hpcdet.integrations._ranks import announce
-from hpcdet.train.checkpoints import warm_start
 
 State = dict[str, Any]
 

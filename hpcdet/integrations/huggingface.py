@@ -28,10 +28,10 @@ import transformers
 from transformers.trainer_callback import ExportableState
 
 from hpcdet import core
+from hpcdet.core import warm_start
 from hpcdet.errors import ConfigError
 from hpcdet.integrations._ranks import announce
 from hpcdet.integrations._steps import StepCounter
-from hpcdet.train.checkpoints import warm_start
 
 State = dict[str, Any]
 

@@ -24,12 +24,12 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 
 from hpcdet import core
+from hpcdet.core import warm_start
 from hpcdet.errors import UsageError
 from hpcdet.integrations._loader import Loader
 from hpcdet.integrations._ranks import announce
 from hpcdet.integrations._steps import StepCounter
 from hpcdet.process import signals
-from hpcdet.train.checkpoints import warm_start
 
 __all__ = [
     "Callback",

@@ -15,6 +15,7 @@ from hpcdet import checkpoint, pytorch
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
+from hpcdet.core import warm_start
 from hpcdet.errors import ConfigError
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 from hpcdet.read.lookup import lineage
@@ -25,7 +26,6 @@ from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Trial
 from hpcdet.store.trials import hard_links, parents
 from hpcdet.train.attempt import startup
-from hpcdet.train.checkpoints import warm_start
 from hpcdet.units import Length
 from tests.alone import as_script, checkpoints, train  # noqa: F401
 from tests.control.worlds import control, later

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hpcdet.core import DistributedContext
 from hpcdet.errors import UsageError
 from hpcdet.process.ranks import Ranks
-from hpcdet.pytorch.rehearsal import rehearse
+from hpcdet.rehearsal import rehearse
 from hpcdet.train import wire
 from hpcdet.train.comm import messages
 from hpcdet.train.comm.collectives import Peers, is_peer_loss

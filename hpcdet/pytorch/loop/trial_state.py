@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hpcdet.core import warm_start
 from hpcdet.data import rng
 from hpcdet.errors import ConfigError, IntegrityError, Unrecoverable
 from hpcdet.pytorch.api.callback import PyTorchCallback
@@ -16,7 +17,6 @@ from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.gradients import accumulated, buffers, fsdp2
 from hpcdet.pytorch.gradients.accumulated import Gradients
 from hpcdet.pytorch.metrics.reducers import load_state, state_of
-from hpcdet.train.checkpoints import warm_start
 
 State = dict[str, Any]
 
