@@ -6,31 +6,30 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hpcdet.core import conclude
-from hpcdet.process import determined_imports
-from hpcdet.process.entrypoint import parse
+import hpcdet.pytorch.entry  # noqa: F401 - once, before both attempts are forked
 from hpcdet.process.location import AttemptLocation
-from hpcdet.pytorch.entry import run_entrypoint
-from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Control, Trial, Verdict
 from hpcdet.store.fs import files
-from hpcdet.train.attempt import script_process
-from hpcdet.train.attempt.verdicts import unsaid_end, unsaid_failure
 from hpcdet.units import Length
 
 _ATTEMPTS = (1, 2)
+Run = Callable[[AttemptLocation], int]
 
 
-def rehearse(experiment: Path, trial: int) -> int:
+def rehearse(experiment: Path, trial: int, run: Run) -> int:
     """Try an experiment's code, with the hyperparameters of one of its trials, in a copy.
 
     One rank runs, on this machine. The first attempt trains one batch, validates and saves; the
     second restores and does so again. A command is asked for the same by ``core``: the length is
     one batch and time is up after its first step.
+
+    Args:
+        run: runs an attempt's entrypoint in this process; returns the exit code.
 
     Returns:
         0 if everything worked, else 1; the reason is on stderr.
@@ -51,10 +50,10 @@ def rehearse(experiment: Path, trial: int) -> int:
         if source.secrets.exists():
             shutil.copy(source.secrets, copy.secrets)
         replace(record, number=1).write_once(copy.trial(1).record)
-        return int(any(_failed(copy, number) for number in _ATTEMPTS))
+        return int(any(_failed(copy, number, run) for number in _ATTEMPTS))
 
 
-def _failed(paths: ExperimentPaths, number: int) -> bool:
+def _failed(paths: ExperimentPaths, number: int, run: Run) -> bool:
     """Run one attempt in a process of its own; print its error and return True if it failed."""
     place = AttemptLocation.of(paths.root, 1, number)
     Control("run", Length("batches", number)).write_once(place.trial.control(number))
@@ -62,7 +61,7 @@ def _failed(paths: ExperimentPaths, number: int) -> bool:
     sys.stderr.flush()
     child = os.fork()
     if child == 0:
-        os._exit(_run(place))
+        os._exit(_run(place, run))
     _, status = os.waitpid(child, 0)
     verdict = Verdict.read(place.attempt.verdict)
     if status == 0 and (verdict is None or verdict.verdict in ("done", "resume")):
@@ -73,24 +72,10 @@ def _failed(paths: ExperimentPaths, number: int) -> bool:
     return True
 
 
-def _run(place: AttemptLocation) -> int:
+def _run(place: AttemptLocation, run: Run) -> int:
     place.announce()
-    assert place.experiment is not None
     try:
-        asked = configs.load(place.experiment.config)
-        determined_imports.offer(asked.compat.determined)
-        entrypoint = parse(asked.entrypoint)
-        if entrypoint.kind != "class":
-            os.environ["HPCDET_DEADLINE"] = "0"
-        if entrypoint.kind in ("interpreter", "command"):
-            return script_process.run(entrypoint, place)
-        with conclude():
-            run_entrypoint(entrypoint, place.experiment.code)
-        return unsaid_end(place)
-    except SystemExit as end:
-        return unsaid_failure(place, end) if end.code else unsaid_end(place)
-    except BaseException as error:
-        return unsaid_failure(place, error)
+        return run(place)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

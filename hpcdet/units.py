@@ -48,6 +48,23 @@ class Length:
         return Length(unit, amount)
 
 
+@dataclass(frozen=True)
+class Units:
+    """How far a trial is, in all three units; ``epochs`` counts completed ones."""
+
+    batches: int = 0
+    records: int = 0
+    epochs: int = 0
+
+    def reached(self, length: Length) -> bool:
+        """True if a length of training is behind."""
+        return self.of(length.unit) >= length.value
+
+    def of(self, unit: Unit) -> int:
+        """Return the progress in one of the units."""
+        return int(getattr(self, unit))
+
+
 def seconds(text: str) -> int:
     """The time in ``5m``, ``2h``, or Slurm's ``[days-]hours:minutes:seconds``, in seconds.
 

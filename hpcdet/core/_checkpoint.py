@@ -16,13 +16,13 @@ from hpcdet.checkpoint import LoadedState, Manifest
 from hpcdet.checkpoint.format import remove
 from hpcdet.core import _files as stored
 from hpcdet.core._modes import DownloadMode
-from hpcdet.core._seen import seen_by_all
 from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
 from hpcdet.data import rng
 from hpcdet.errors import NotFound, Unrecoverable, UsageError
-from hpcdet.train.attempt.session import Session, Units
+from hpcdet.train.attempt.session import Session
 from hpcdet.train.telemetry.tracker import plain
+from hpcdet.units import Units
 
 STEPS = "steps_completed"
 
@@ -217,7 +217,7 @@ class CheckpointContext:
             yield folder, name
             if shard:
                 self._session.peers.barrier()
-                seen_by_all(folder, self._session.peers)
+                stored.seen_by_all(folder, self._session.peers)
             self._save({"files": stored.pack(folder)}, steps, None, metadata, alone=not shard)
             if shard:
                 self._session.peers.barrier()

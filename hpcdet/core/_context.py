@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hpcdet.checkpoint import Manifest
 from hpcdet.core._checkpoint import CheckpointContext
 from hpcdet.core._distributed import DistributedContext
 from hpcdet.core._modes import check
@@ -30,7 +31,7 @@ from hpcdet.train.attempt.node_command import LOCK, SAYS
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.attempt.startup import join
 from hpcdet.train.meeting import rendezvous
-from hpcdet.units import Length
+from hpcdet.units import Length, Units
 
 
 class ExperimentalCoreContext:
@@ -91,6 +92,12 @@ class Context:
     def _each_step(self) -> None:
         self.checkpoint.begin()
         self.profiler.tick()
+
+    def begin(self, origin: Manifest | None, units: Units) -> None:
+        """Begin the attempt of a trainer's loop: ``units`` far, from a checkpoint or from none."""
+        self.first_batch = units.batches
+        self.train.set_progress(units)
+        self.session.begin(origin, units)
 
     @property
     def horizon(self) -> Length | None:

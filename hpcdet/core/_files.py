@@ -1,18 +1,26 @@
 """Folders of files that are stored as checkpoints, as Determined has them, and their metadata.
 
-A folder becomes a state of arrays of bytes by path; metadata of several ranks become one.
+A folder becomes a state of arrays of bytes by path; metadata of several ranks become one. Several
+ranks, which may be on several nodes, may have written into it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 
-from hpcdet.errors import IntegrityError, UsageError
+from hpcdet.errors import IntegrityError, Unavailable, UsageError
+from hpcdet.train.comm.collectives import Peers
+
+PATIENCE_S = 120.0
+_LOOK_S = 0.05
 
 Selector = Callable[[str], bool]
 """True for the files that are meant, by their paths in the folder."""
@@ -84,3 +92,48 @@ def unpack(packed: Mapping[str, Any], folder: Path) -> None:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(bytes(data))
+
+
+def seen_by_all(folder: Path, peers: Peers) -> None:
+    """Wait until every rank sees the same files, of the same sizes; all call together.
+
+    A node's network file system may remember for a while what was there before. The node on
+    which a file was written knows better, so what all see alike is true.
+
+    Raises:
+        Unavailable: they do not within ``PATIENCE_S``; on all ranks.
+    """
+    limit = time.monotonic() + PATIENCE_S
+    while True:
+        everyone = peers.allgather((_sizes(folder), time.monotonic() >= limit))
+        seen = [sizes for sizes, _ in everyone]
+        names = sorted(set().union(*seen))
+        differ = [name for name in names if len({one.get(name) for one in seen}) > 1]
+        if not differ:
+            return
+        if any(over for _, over in everyone):
+            raise Unavailable(
+                f"after {PATIENCE_S:.0f} s the ranks still do not see the same {differ[0]}",
+                where=str(folder),
+                hint="is it on a file system that all nodes share?",
+            )
+        time.sleep(_LOOK_S)
+        for place, _, _ in os.walk(folder):
+            with contextlib.suppress(OSError):  # NFS: asks the server, which forgets no name
+                os.utime(place)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """In bytes, by path. A network file system asks its server when a file is opened.
+
+    A folder that cannot be read has nothing in it, yet: a rank that raised would leave the others
+    waiting for what it sees.
+    """
+    found: dict[str, int] = {}
+    for place, _, names in os.walk(folder):
+        for path in (Path(place, name) for name in names):
+            with contextlib.suppress(OSError):
+                if path.is_file():
+                    with path.open("rb") as file:
+                        found[str(path.relative_to(folder))] = os.fstat(file.fileno()).st_size
+    return found

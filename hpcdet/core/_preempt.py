@@ -38,6 +38,10 @@ class PreemptContext:
         self.checkpoint_due = orders.save
         return self.cause is not None
 
+    def leave(self, cause: Cause) -> None:
+        """Record why a trainer's loop ends, which agrees with the other ranks by itself."""
+        self.cause = None if cause == "completed" else cause
+
     def start(self) -> None:
         """Determined's; it listens already."""
 

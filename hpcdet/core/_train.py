@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcdet.core.training import worth
 from hpcdet.process.console import say
 from hpcdet.store.folder.records import value
 from hpcdet.store.fs import journal
-from hpcdet.train.attempt.score import worth
-from hpcdet.train.attempt.session import Session, Units
+from hpcdet.train.attempt.session import Session
 from hpcdet.train.attempt.verdicts import InvalidHP
 from hpcdet.train.telemetry.tracker import finite, plain
-from hpcdet.units import Length
+from hpcdet.units import Length, Units
 
 
 class EarlyExitReason(enum.Enum):
@@ -163,6 +163,10 @@ class TrainContext:
         }
         if known or batches != self.units.batches:
             self.units = dataclasses.replace(self.units, batches=batches, **known)
+
+    def set_progress(self, units: Units) -> None:
+        """Record how far the trial is, as a loop counts that knows all units."""
+        self.units = units
 
     def reach(self, length: Length) -> None:
         """Record how far the trial is, whatever it reported; its last validation was that far."""

@@ -18,7 +18,7 @@ import transformers
 from transformers import trainer_utils
 
 from hpcdet import core
-from hpcdet.core._seen import seen_by_all
+from hpcdet.core._files import seen_by_all
 from hpcdet.determined._info import get_cluster_info
 from hpcdet.errors import ConfigError
 

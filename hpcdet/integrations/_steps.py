@@ -7,12 +7,13 @@ same place in the program, so that nothing drawn in between can differ.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from hpcdet import core
 from hpcdet.data import rng
-from hpcdet.train.attempt.session import Units
+from hpcdet.units import Units
 
 
 class StepCounter:
@@ -86,8 +87,8 @@ class StepCounter:
     def done(self, batches: int, *, records: int, epochs: int) -> bool:
         """A step is done; returns whether training should end, its length being reached."""
         train, preempt = self.context.train, self.context.preempt
-        before, train.units = train.units, Units(batches, records, epochs)
-        now = train.units
+        before, now = train.units, Units(batches, records, epochs)
+        train.set_progress(now)
         self.at_rung = self.context.session.at_rung(before, now)
         self.leaving = preempt.should_preempt()
         self._due = self._due or preempt.checkpoint_due
@@ -110,7 +111,7 @@ class StepCounter:
     def turned(self, epochs: int) -> bool:
         """So many epochs are over; returns whether training should end with that."""
         train = self.context.train
-        train.units = Units(train.units.batches, train.units.records, epochs)
+        train.set_progress(dataclasses.replace(train.units, epochs=epochs))
         return self.reached
 
     def save(self, state: Callable[[], Any]) -> None:

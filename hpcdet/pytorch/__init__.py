@@ -8,6 +8,7 @@
 ``entrypoint: model_def:MyTrial`` needs no main. The same script runs alone.
 """
 
+from hpcdet.core import InvalidHP
 from hpcdet.pytorch import samplers
 from hpcdet.pytorch.api.callback import PyTorchCallback
 from hpcdet.pytorch.api.context import PyTorchTrialContext
@@ -18,7 +19,6 @@ from hpcdet.pytorch.api.trial import PyTorchTrial
 from hpcdet.pytorch.init_context import init
 from hpcdet.pytorch.metrics.reducers import MetricReducer, Reducer
 from hpcdet.pytorch.trainer import Trainer
-from hpcdet.train.attempt.verdicts import InvalidHP
 
 __all__ = [
     "Batch",

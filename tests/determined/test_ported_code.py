@@ -18,8 +18,7 @@ from hpcdet import determined as det
 from hpcdet.errors import ConfigError, NotFound, UsageError
 from hpcdet.read.views import timeline
 from hpcdet.store.config.searcher_keys import Searcher
-from hpcdet.train.attempt.session import Units
-from hpcdet.units import Length
+from hpcdet.units import Length, Units
 from tests import TESTS, alone, ranks
 from tests.alone import as_script
 

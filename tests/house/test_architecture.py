@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -55,6 +56,19 @@ def test_the_node_tower_never_loads_the_login_tower() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_frameworks_write_into_nothing_of_core() -> None:
+    owners = {"core", "preempt", "profile", "profiler", "session", "stop", "train"}
+    found = [
+        f"{path.relative_to(TOP)}:{one.lineno}: {ast.unparse(one)}"
+        for package in ("pytorch", "integrations")
+        for path in sorted((TOP / "hpcdet" / package).rglob("*.py"))
+        for one in ast.walk(ast.parse(path.read_text()))
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
+        if ast.unparse(one.value).rpartition(".")[2].lstrip("_") in owners
+    ]
+    assert not found
 
 
 def test_no_path_of_a_machine_is_committed() -> None:

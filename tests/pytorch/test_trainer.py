@@ -25,8 +25,7 @@ from hpcdet.pytorch.metrics.metrics import Tally, across_ranks
 from hpcdet.store.config.searcher_keys import Searcher
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.folder.records import Verdict
-from hpcdet.train.attempt.session import Units
-from hpcdet.units import Length
+from hpcdet.units import Length, Units
 from tests import alone, ranks
 from tests.alone import as_script
 

@@ -26,13 +26,13 @@ from hpcdet.read.report import steps
 from hpcdet.read.views import efficiency, views
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.fs import journal
-from hpcdet.train.attempt.session import Units
 from hpcdet.train.telemetry import probes
 from hpcdet.train.telemetry.device_timer import DeviceTimes, corrected
 from hpcdet.train.telemetry.phases import PHASES, Phases
 from hpcdet.train.telemetry.profile import Profile
 from hpcdet.train.telemetry.resource_monitor import ResourceMonitor
 from hpcdet.train.telemetry.tracker import Tracker
+from hpcdet.units import Units
 from tests import TOP, ranks
 from tests.builders import EPOCH, AttemptBuilder, Builder
 from tests.commands import Cli

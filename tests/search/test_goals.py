@@ -11,6 +11,7 @@ import pytest
 
 from hpcdet import pareto
 from hpcdet.config.load.load_config import load
+from hpcdet.core.training import worth
 from hpcdet.errors import ConfigError
 from hpcdet.goals import Constraint, Goals, Objective
 from hpcdet.search.api import codec, ranking
@@ -34,9 +35,7 @@ from hpcdet.search.stopping.search_rules import NoImprovementRule, TargetRule, T
 from hpcdet.search.stopping.trial_rules import RuleReport
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import resolve
-from hpcdet.train.attempt.score import worth
-from hpcdet.train.attempt.session import Units
-from hpcdet.units import Length
+from hpcdet.units import Length, Units
 from tests.json_states import plain, tell
 
 TWO = Goals((Objective("loss"), Objective("speed", smaller_is_better=False)))

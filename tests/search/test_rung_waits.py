@@ -19,9 +19,9 @@ from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Control, Trial
 from hpcdet.store.trials.controls import in_force
 from hpcdet.train.attempt import rung_wait
-from hpcdet.train.attempt.session import Session, Units
+from hpcdet.train.attempt.session import Session
 from hpcdet.train.checkpoints.deadline import Deadline
-from hpcdet.units import Length
+from hpcdet.units import Length, Units
 from tests import ranks
 from tests.commands import Cli, cli  # noqa: F401
 from tests.experiments import TINY, write_model

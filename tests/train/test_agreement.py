@@ -15,11 +15,11 @@ from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import Ranks
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Trial
-from hpcdet.train.attempt.session import Session, Units
+from hpcdet.train.attempt.session import Session
 from hpcdet.train.attempt.stop_request import StopRequest
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.agreement import NOTHING, TOGETHER, Agreement, Orders
-from hpcdet.units import Length
+from hpcdet.units import Length, Units
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,10 @@ from hpcdet.process.ranks import Ranks
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Trial
 from hpcdet.store.fs import journal
-from hpcdet.train.attempt.session import Session, Units
+from hpcdet.train.attempt.session import Session
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.telemetry.tracker import Tracker
+from hpcdet.units import Units
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import torch
 from hpcdet import checkpoint, core
 from hpcdet.checkpoint.format import shard
 from hpcdet.checkpoint.write import reports
-from hpcdet.core import _seen
+from hpcdet.core import _files
 from hpcdet.errors import Unavailable, UsageError
 from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import Ranks
@@ -23,12 +23,13 @@ from hpcdet.pytorch.gradients import accumulated
 from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Trial, Verdict
-from hpcdet.train.attempt.session import Session, Units
+from hpcdet.train.attempt.session import Session
 from hpcdet.train.checkpoints.background import Background
 from hpcdet.train.checkpoints.checkpointer import Keeper
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.agreement import Cause
 from hpcdet.train.telemetry.tracker import Tracker
+from hpcdet.units import Units
 from tests import ranks, trees
 
 
@@ -206,11 +207,11 @@ def test_files_of_other_nodes_are_waited_for(
         yield {"deep/a": 3, "b": 2}, False
 
     peers: Any = Nodes(looks())
-    _seen.seen_by_all(tmp_path, peers)
+    _files.seen_by_all(tmp_path, peers)
     assert list(peers.others) == []
-    monkeypatch.setattr(_seen, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(_files, "PATIENCE_S", 0.0)
     with pytest.raises(Unavailable, match="same deep/a"):
-        _seen.seen_by_all(tmp_path, Nodes(iter([({"b": 2}, False)])))  # type: ignore[arg-type]
+        _files.seen_by_all(tmp_path, Nodes(iter([({"b": 2}, False)])))  # type: ignore[arg-type]
 
 
 def test_a_rank_without_gradients_gets_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

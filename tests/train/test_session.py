@@ -31,9 +31,10 @@ from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Control, Trial
 from hpcdet.store.fs import journal
 from hpcdet.train.attempt import fingerprint
-from hpcdet.train.attempt.session import Session, Units
+from hpcdet.train.attempt.session import Session
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.telemetry.tracker import Tracker, plain
+from hpcdet.units import Units
 from tests import ranks
 
 

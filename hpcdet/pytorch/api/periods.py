@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from hpcdet.errors import ConfigError
-from hpcdet.train.attempt.session import Units
-from hpcdet.units import Length, Unit
+from hpcdet.units import Length, Unit, Units
 
 
 class TrainUnit:

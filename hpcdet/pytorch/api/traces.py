@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from hpcdet.core.training import Session
 from hpcdet.process.console import say
 from hpcdet.store.fs import files
-from hpcdet.train.attempt.session import Session
 
 BATCHES = 20
 """Recorded where nobody says how many; a trace has some ten thousand lines for each."""
@@ -81,7 +81,7 @@ class Traces:
                 self._own, self._owns = None, False
 
     def _write(self) -> None:
-        self._session.profile.watch = None
+        self._session.profile.watch(None)
         self._profiler.stop()
         path = self._session.place.attempt.trace(self._session.ranks.rank)
         try:
@@ -97,7 +97,7 @@ class Traces:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(activities=activities)
         self._profiler.start()
-        self._session.profile.watch = self._phase
+        self._session.profile.watch(self._phase)
 
     def _phase(self, phase: str) -> None:
         if self._sync:

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from blake3 import blake3
 
 from hpcdet.checkpoint.state.tree import Sharded, encode
+from hpcdet.core.training import Peers
 from hpcdet.pytorch.gradients import fsdp2
-from hpcdet.train.comm.collectives import Peers
 
 Parameters = Mapping[str, torch.nn.Parameter]
 Gradients = dict[str, Any]

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from hpcdet.core.training import Peers
 from hpcdet.data.virtual_ranks import Virtual
 from hpcdet.pytorch.gradients import buffers
 from hpcdet.pytorch.metrics.metrics import over_all
 from hpcdet.pytorch.metrics.reducers import MetricReducer, load_state, state_of
-from hpcdet.train.comm.collectives import Peers
 
 State = dict[str, Any]
 Group = tuple[torch.device, torch.dtype]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpcdet.train.comm.collectives import Peers
+from hpcdet.core.training import Peers
 
 Models = Sequence[torch.nn.Module]
 

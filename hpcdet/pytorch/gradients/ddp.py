@@ -10,11 +10,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from hpcdet.core.training import Phases
 from hpcdet.data import rng
 from hpcdet.pytorch.gradients import buffers as _buffers
 from hpcdet.pytorch.gradients.compression import Compression
 from hpcdet.pytorch.gradients.reducer import AveragingReducer, State
-from hpcdet.train.telemetry.phases import Phases
 
 _WARM_UPS = 2
 

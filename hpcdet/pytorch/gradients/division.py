@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from hpcdet.core.training import Session
 from hpcdet.pytorch.metrics.metrics import Tally, across_ranks
 from hpcdet.pytorch.metrics.reducers import MetricReducer, Reducer
-from hpcdet.train.attempt.session import Session
 
 State = dict[str, Any]
 Learn = Callable[[int, Tally], None]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcdet.core.training import Session
 from hpcdet.pytorch.gradients import buffers
-from hpcdet.train.attempt.session import Session
 
 State = dict[str, Any]
 

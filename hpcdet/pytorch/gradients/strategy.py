@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from hpcdet.core.training import Session
 from hpcdet.pytorch.gradients.ddp import DdpReducer
 from hpcdet.pytorch.gradients.division import Division
 from hpcdet.pytorch.gradients.fsdp2 import Fsdp2Reducer
@@ -13,7 +14,6 @@ from hpcdet.pytorch.gradients.reducer import GradientReducer
 from hpcdet.pytorch.gradients.virtual_division import VirtualDivision
 from hpcdet.pytorch.gradients.virtual_reducer import VirtualReducer
 from hpcdet.pytorch.metrics.reducers import MetricReducer
-from hpcdet.train.attempt.session import Session
 
 
 def choose(

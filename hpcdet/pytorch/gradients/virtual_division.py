@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hpcdet.core.training import Session
 from hpcdet.data import rng
 from hpcdet.data.virtual_ranks import WHERE, Virtual
 from hpcdet.errors import ConfigError
@@ -20,7 +21,6 @@ from hpcdet.pytorch.gradients.division import Division, Learn, State, new_tally
 from hpcdet.pytorch.gradients.virtual_reducer import VirtualReducer
 from hpcdet.pytorch.metrics.metrics import Tally
 from hpcdet.pytorch.metrics.reducers import MetricReducer
-from hpcdet.train.attempt.session import Session
 
 
 class VirtualDivision(Division):

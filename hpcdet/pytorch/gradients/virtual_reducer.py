@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from hpcdet.core.training import Session
 from hpcdet.data.virtual_ranks import WHERE, Fold, TreeSum, Virtual, total
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch.gradients import buffers as _buffers
 from hpcdet.pytorch.gradients.apart import Buffers, Group
 from hpcdet.pytorch.gradients.reducer import GradientReducer
-from hpcdet.train.attempt.session import Session
 
 Parameters = Mapping[str, torch.nn.Parameter]
 Leaf = list[torch.Tensor]

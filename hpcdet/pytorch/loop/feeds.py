@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hpcdet.core.training import Peers
 from hpcdet.data import rng
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order, Slice, subseed
@@ -19,7 +20,6 @@ from hpcdet.data.streams import State, Stateful, Stream
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.api.data_loader import DataLoader, TorchData, data_length
-from hpcdet.train.comm.collectives import Peers
 
 Batch = tuple[Slice, TorchData]
 """What this rank takes of a step, and its samples."""

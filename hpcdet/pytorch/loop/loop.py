@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpcdet.checkpoint import Manifest
+from hpcdet.core import training
+from hpcdet.core.training import Cause
 from hpcdet.data.sample_order import Slice
 from hpcdet.errors import ConfigError
 from hpcdet.process.console import say
@@ -25,12 +27,9 @@ from hpcdet.pytorch.loop.loop_progress import LoopPlan, LoopProgress
 from hpcdet.pytorch.loop.saves import Saves
 from hpcdet.pytorch.loop.unregistered import unregistered
 from hpcdet.pytorch.loop.validation import Validator
-from hpcdet.pytorch.metrics import best
 from hpcdet.pytorch.metrics.metrics import Tally, named
 from hpcdet.pytorch.step.learning import StepPosition
-from hpcdet.train.attempt.session import Units
-from hpcdet.train.comm.agreement import Cause
-from hpcdet.units import Length
+from hpcdet.units import Length, Units
 
 
 class Loop:
@@ -67,8 +66,7 @@ class Loop:
             self._traces.close()
             self._session.keeper.drain()
             self._saves.announce()
-            self._core.preempt.cause = None if cause == "completed" else cause
-            self._core.train.units = self._progress.units
+            self._core.preempt.leave(cause)
         self._session.finish(cause, self._progress.units)
 
     def _begin(self, started: contextlib.ExitStack) -> None:
@@ -82,8 +80,7 @@ class Loop:
         """
         loaded = self._saves.restore()
         units = self._progress.units
-        self._core.first_batch, self._core.train.units = units.batches, units
-        self._session.begin(loaded.manifest if loaded else None, units)
+        self._core.begin(loaded.manifest if loaded else None, units)
         name = loaded.manifest.name if loaded else None
         for callback in self._callbacks.values():
             callback.on_trial_startup(units.batches, name)
@@ -223,7 +220,7 @@ class Loop:
     def _boundary(self, before: Units) -> Cause | None:
         """Do what is due after a batch; return the cause to leave, if there is one."""
         plan, units = self._plan, self._progress.units
-        self._core.train.units = units
+        self._core.train.set_progress(units)
         self._core.profiler.tick()
         if plan.reporting_period.due(before, units) or self._reached():
             self._report_training()
@@ -278,11 +275,11 @@ class Loop:
         self._progress.owed = False
         self._saves.changed = True
         self._session.report("validation", units, metrics)
-        metric = best.searcher_metric(self._session, metrics, units)
-        if best.beats(self._session, metric, self._progress.best):
+        metric = training.searcher_metric(self._session, metrics, units)
+        if training.beats(self._session, metric, self._progress.best):
             # of this trial: a part of its state, whatever others do
             self._progress.best = metric
-            if self._plan.checkpoint_policy == "best" and best.leads(self._session, metric):
+            if self._plan.checkpoint_policy == "best" and training.leads(self._session, metric):
                 kept += ("best",)
         if self._plan.checkpoint_policy == "all":
             kept += ("all",)

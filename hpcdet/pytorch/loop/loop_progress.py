@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hpcdet.pytorch.api.periods import TrainUnit
-from hpcdet.train.attempt.session import Units
+from hpcdet.units import Units
 
 
 @dataclass(frozen=True)

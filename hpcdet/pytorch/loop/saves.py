@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpcdet.checkpoint import LoadedState
+from hpcdet.core.training import Cause
 from hpcdet.data import rng
 from hpcdet.errors import ConfigError, Unrecoverable
 from hpcdet.pytorch.api.callback import PyTorchCallback
@@ -14,7 +15,6 @@ from hpcdet.pytorch.loop import trial_state
 from hpcdet.pytorch.loop.feeds import Feed
 from hpcdet.pytorch.loop.loop_progress import LoopProgress
 from hpcdet.store.trials.manifests import ManifestMeta
-from hpcdet.train.comm.agreement import Cause
 
 
 class Saves:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from hpcdet.core.training import Peers
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch.metrics.reducers import MetricReducer, Reducer
-from hpcdet.train.comm.collectives import Peers
 
 _START = {Reducer.AVG: 0.0, Reducer.SUM: 0.0, Reducer.MAX: -math.inf, Reducer.MIN: math.inf}
 _INNER: dict[Reducer, Callable[[torch.Tensor], torch.Tensor]] = {

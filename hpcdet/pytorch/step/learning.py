@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hpcdet.core.training import Phases
 from hpcdet.errors import UsageError
 from hpcdet.pytorch.gradients.reducer import GradientReducer
-from hpcdet.train.telemetry.phases import Phases
 
 ClipGrads = Callable[[Any], Any]
 """Called with an optimizer's parameters before its step."""

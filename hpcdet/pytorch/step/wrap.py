@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpcdet.core.training import Session
 from hpcdet.errors import ConfigError
 from hpcdet.process.console import say
 from hpcdet.pytorch.gradients.reducer import GradientReducer
 from hpcdet.pytorch.step import recompute
-from hpcdet.train.attempt.session import Session
 
 
 def wrap(model: nn.Module, session: Session, reducer: GradientReducer) -> nn.Module:

@@ -14,11 +14,10 @@ from hpcdet.process.location import AttemptLocation
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.decisions import wakeup
 from hpcdet.train.attempt.control_reader import Wanted
-from hpcdet.train.attempt.trained import Units
 from hpcdet.train.comm.agreement import Cause, Orders, agree
 from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.telemetry.tracker import Tracker
-from hpcdet.units import Length, Unit
+from hpcdet.units import Length, Unit, Units
 
 _LOOK_S = 0.2
 

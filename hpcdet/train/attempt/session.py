@@ -32,7 +32,6 @@ from hpcdet.train.attempt import fingerprint, stop_request
 from hpcdet.train.attempt.control_reader import Wanted
 from hpcdet.train.attempt.rung_wait import RungWait
 from hpcdet.train.attempt.stop_request import StopRequest
-from hpcdet.train.attempt.trained import Units as Units
 from hpcdet.train.attempt.verdicts import InvalidHP, clearer, peers_lost, verdict_on
 from hpcdet.train.checkpoints.checkpointer import Keeper
 from hpcdet.train.checkpoints.deadline import Deadline, Every
@@ -42,7 +41,7 @@ from hpcdet.train.comm.collectives import Peers, is_peer_loss
 from hpcdet.train.meeting.rendezvous import device_of
 from hpcdet.train.telemetry.profile import Profile
 from hpcdet.train.telemetry.tracker import Tracker, plain
-from hpcdet.units import Length
+from hpcdet.units import Length, Units
 
 _CONTROL_EVERY_S = 2.0
 _PROGRESS_EVERY_S = 5.0

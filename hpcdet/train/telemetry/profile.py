@@ -12,7 +12,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -23,19 +23,13 @@ from hpcdet.train.telemetry.device_timer import DeviceTimes, corrected
 from hpcdet.train.telemetry.phases import Phases, Within
 from hpcdet.train.telemetry.resource_monitor import ResourceMonitor
 from hpcdet.train.telemetry.tracker import Tracker
+from hpcdet.units import Units
 
 PERIOD_S = 10.0
 _RECORDS = 360
 """Records before they get rarer; then so many for each further e-fold of the time."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _MOST_NAMES = 24
-
-
-class _Units(Protocol):
-    @property
-    def batches(self) -> int: ...
-    @property
-    def records(self) -> int: ...
 
 
 class Profile:
@@ -47,8 +41,6 @@ class Profile:
 
     Attributes:
         phases: the time of this process; change the phase where it changes.
-        watch: told of each phase of a batch, and of "" at its end, instead of the accelerator's
-            clock; for who records batches.
     """
 
     def __init__(
@@ -60,7 +52,7 @@ class Profile:
         **told: Any,
     ) -> None:
         self.phases = Phases(clock)
-        self.watch: Callable[[str], None] | None = None
+        self._watch: Callable[[str], None] | None = None
         self._tracker = tracker
         self._sampler = sampler
         self._device = device
@@ -133,22 +125,29 @@ class Profile:
         """So many samples more have been trained on, over all ranks."""
         self._counted += samples
 
+    def watch(self, mark: Callable[[str], None] | None) -> None:
+        """Call ``mark`` with each phase of a batch, and "" at its end, in place of device timing.
+
+        None ends that.
+        """
+        self._watch = mark
+
     def begin_batch(self) -> None:
         """Begin the work of a step, for the timer of the accelerator."""
-        if self.watch is not None:
-            self.phases.mark = self.watch
+        if self._watch is not None:
+            self.phases.mark = self._watch
         elif self._device is not None:
             self.phases.mark = self._device.begin()
 
     def end_batch(self) -> None:
         """The inverse of ``begin_batch``."""
         mark, self.phases.mark = self.phases.mark, None
-        if mark is not None and mark is self.watch:
+        if mark is not None and mark is self._watch:
             mark("")
         elif mark is not None and self._device is not None:
             self._device.end()
 
-    def step(self, units: _Units) -> None:
+    def step(self, units: Units) -> None:
         """A step lies behind. The first one, which compiles and fills caches, is left out."""
         now = self._clock()
         if not self._started:
@@ -163,7 +162,7 @@ class Profile:
             self.tell(units)
             self._due = now + max(PERIOD_S, (now - self._begun) / _RECORDS)
 
-    def tell(self, units: _Units) -> None:
+    def tell(self, units: Units) -> None:
         """Record what is behind, and begin anew."""
         spent = self.phases.take()
         sampled, device = self._device.take() if self._device is not None else (0, {})
@@ -184,7 +183,7 @@ class Profile:
             )
         self._begin_period(units, self._clock())
 
-    def close(self, units: _Units | None) -> None:
+    def close(self, units: Units | None) -> None:
         """End the attempt; what was not recorded yet is dropped if it ends by an error."""
         if self._sampler is not None:
             self._sampler.stop()
@@ -196,7 +195,7 @@ class Profile:
             self._tracker.close()
         self._tracker = None
 
-    def _begin_period(self, units: _Units, now: float) -> None:
+    def _begin_period(self, units: Units, now: float) -> None:
         self.phases.take()
         self._last = now
         self._steps, self._counted, self._slowest = 0, 0, 0.0

@@ -15,7 +15,7 @@ from hpcdet.integrations._steps import StepCounter
 from hpcdet.pytorch import Batch, DataLoader, PyTorchCallback, Reducer, TrainUnit
 from hpcdet.pytorch.api.callback import start_epoch
 from hpcdet.pytorch.metrics.metrics import Tally
-from hpcdet.train.attempt.session import Units
+from hpcdet.units import Units
 
 Metrics = dict[str, Any]
 
