@@ -76,7 +76,7 @@ class Worker:
             self.paths, self.me, self.experiment, self.site, self.notices, self.remaining
         )
         self.fitting = Fitting(self.experiment, self.remaining, self._note)
-        self.outlook = Outlook()
+        self.outlook = Outlook(self.paths)
         self.cancels = Cancels(self.paths, min(EVERY_S, self.crank.every_s))
         self._judges = ThreadPoolExecutor(self.lanes, "judge")
 
@@ -130,7 +130,7 @@ class Worker:
         return self._something_to_take()
 
     def _something_to_take(self) -> bool:
-        stands = (self.outlook.now(trial) for trial in self.paths.trials())
+        stands = (self.outlook.now(trial.number) for trial in self.paths.trials())
         return any(claims.may_take(self.me, one) for one in stands) and self.spending.room() >= 1
 
     def _take_trials(self) -> str:

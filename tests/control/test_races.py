@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdet.control.leader.journal_cache import JournalFacts
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.control.turn import write_controls
@@ -144,10 +143,9 @@ def test_a_turn_over_many_trials_keeps_the_lease_however_slow_each_file_is(
         return call
 
     for where, name in (
-        (trials, "standing"),
         (trials, "claimed"),
         (write_controls, "in_force"),
-        (JournalFacts, "ends"),
+        (trials, "_standing"),
         (packing, "pack"),
     ):
         monkeypatch.setattr(where, name, slow(getattr(where, name)))

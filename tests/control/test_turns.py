@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcdet.control.leader import trial_cache as sights
 from hpcdet.control.leader.journal_cache import JournalFacts
 from hpcdet.control.leader.leader import Fenced
 from hpcdet.control.leader.trial_cache import Sight
@@ -30,7 +30,8 @@ from hpcdet.store.folder.records import (
     Trial,
     Verdict,
 )
-from hpcdet.store.fs import journal
+from hpcdet.store.fs import freshness, journal
+from hpcdet.store.trials import observer
 from hpcdet.store.trials.standing import standing
 from hpcdet.units import Length
 from tests.builders import Builder, at
@@ -79,7 +80,9 @@ def test_the_searcher_hears_each_length_once_whatever_is_trained_again(tmp_path:
     assert heard == [(30, 0.3), (60, "NaN"), (90, 0.9)]
 
 
-def test_what_looks_as_before_is_not_read_again_and_nothing_is_missed(tmp_path: Path) -> None:
+def test_what_looks_as_before_is_not_read_again_and_nothing_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     built, now = Builder(tmp_path / "digits-7f3a"), [0.0]
     trial = built.trial()
     sight = Sight(built.paths, lambda: now[0])
@@ -109,10 +112,12 @@ def test_what_looks_as_before_is_not_read_again_and_nothing_is_missed(tmp_path: 
     trial.control("pause")
     sight.forget(1)
     assert [look(1), look(1), look(15)] == [("paused", True)] * 3
-    sight.trial(1).dormant = True
+    monkeypatch.setattr(observer, "A_ROUND", 0.25)  # a fifth of the turns
+    sight.rest(1, at_rest=True)
     trial.attempt()  # by a worker that had not seen the control yet
-    assert [look(15) for _ in range(3)] == [("paused", False)] * 3
-    assert look(30) == ("running", True), "what nobody should do is seen within a minute"
+    seen = [look(15) for _ in range(5)]
+    assert seen.count(("running", True)) == 1, "what nobody should do is seen in its turn"
+    assert len(set(seen)) > 1, "but not at once"
 
 
 def test_who_has_just_written_is_looked_at_only_if_there_was_word_of_an_end(
@@ -121,8 +126,8 @@ def test_who_has_just_written_is_looked_at_only_if_there_was_word_of_an_end(
     built, now, looks, heard = Builder(tmp_path / "digits-7f3a"), [0.0], list[str](), list[int]()
     trial, facts = built.trial(), JournalFacts(built.paths, resolved_config.resolve({}))
     view = Sight(built.paths, lambda: now[0], facts.grows)
-    real = sights.looks
-    monkeypatch.setattr(sights, "looks", lambda names: looks.extend(names) or real(names))
+    real = freshness.looks
+    monkeypatch.setattr(freshness, "looks", lambda names: looks.extend(names) or real(names))
 
     def look(*, calm: bool = True) -> tuple[str, bool]:
         now[0] += 15
@@ -164,14 +169,14 @@ def test_what_an_attempt_writes_while_a_turn_looks_at_it_is_heard_before_its_end
     play.report(attempt, 50)
     os.utime(attempt.root, ns=(0, 0))  # whatever the tick of the clock is
     later(world, holder, 3)
-    real = sights.looks
+    real = freshness.looks
 
-    def looks(folders: tuple[str, ...]) -> tuple[int, ...]:
+    def looks(folders: Sequence[str]) -> list[freshness.Look]:
         if End.read(attempt.end) is None:  # its journal was read a moment ago
             play.finish(attempt)
         return real(folders)
 
-    monkeypatch.setattr(sights, "looks", looks)
+    monkeypatch.setattr(freshness, "looks", looks)
     world.clock.now += 11
     assert advance(world.paths, holder, calm=True).closed
     heard = [(e["kind"], e.get("length", {}).get("batches", 0)) for e in events(world)]

@@ -16,7 +16,6 @@ from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
 from hpcdet.jobs.script.launch import Allocation
 from hpcdet.schedulers.common.base import Capabilities, TaskState, Usage
-from hpcdet.store.cost import attempt_costs
 from hpcdet.store.cost.budget import (
     Account,
     Budget,
@@ -30,7 +29,7 @@ from hpcdet.store.cost.spending import Spending
 from hpcdet.store.folder.layout import AttemptPaths, TrialPaths
 from hpcdet.store.folder.records import Charges, Claim, End
 from hpcdet.store.fs import files, packed
-from hpcdet.store.trials import standing as trials
+from hpcdet.store.trials import observer
 from hpcdet.store.trials.standing import standing
 from hpcdet.worker.allocation.time_left import of_attempt
 from hpcdet.worker.claims import claims
@@ -277,9 +276,9 @@ def test_a_claim_reads_what_may_have_changed_and_not_every_trial(
     holder = world.holder()
     advance(world.paths, holder)
     read, hidden = list[int](), set[int]()
-    real = trials.claimed
+    real = TrialPaths.numbers
 
-    def claimed(trial: TrialPaths) -> list[AttemptPaths]:
+    def numbers(trial: TrialPaths) -> list[int]:
         read.append(trial.number)
         return [] if trial.number in hidden else real(trial)
 
@@ -295,12 +294,12 @@ def test_a_claim_reads_what_may_have_changed_and_not_every_trial(
         running = spending.account().running
         return running, sorted(read)
 
-    monkeypatch.setattr(attempt_costs, "A_ROUND", 6)
-    monkeypatch.setattr(attempt_costs.standing, "claimed", claimed)
+    monkeypatch.setattr(observer, "A_ROUND", 6)
+    monkeypatch.setattr(TrialPaths, "numbers", numbers)
     one = begin(1)
     spending = Spending(world.paths, world.resolved)
     assert looked() == (1, [1, 2, 3, 4, 5, 6])
-    monkeypatch.setattr(attempt_costs, "A_ROUND", 2)
+    monkeypatch.setattr(observer, "A_ROUND", 2)
     seen = [looked() for _ in range(6)]
     assert all(running == 1 and 1 in who and len(who) <= 4 for running, who in seen)
     assert {number for _, who in seen for number in who} == {1, 2, 3, 4, 5, 6}

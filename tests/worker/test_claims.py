@@ -34,8 +34,7 @@ from hpcdet.store.folder.records import (
     WorkerEnd,
 )
 from hpcdet.store.fs import files, journal
-from hpcdet.store.trials import standing as trials
-from hpcdet.store.trials.standing import Standing
+from hpcdet.store.trials import observer
 from hpcdet.units import Length
 from hpcdet.worker import again, sentinel
 from hpcdet.worker.allocation.allocation import read as read_allocation
@@ -227,21 +226,21 @@ def test_a_worker_that_others_believe_lost_takes_nothing_more(paths: ExperimentP
 def test_trials_that_stand_as_before_are_not_read_again(
     paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, read = [0.0], list[int]()
+    now, read, real = [0.0], list[int](), TrialPaths.numbers
 
-    def standing(trial: TrialPaths) -> Standing:
+    def numbers(trial: TrialPaths) -> list[int]:
         read.append(trial.number)
-        return trials.standing(trial)
+        return real(trial)
 
     def looked(seconds: float = 5.0) -> list[str]:
         read.clear()
         now[0] += seconds
         seen.begin()
-        return [seen.standing(trial).state for trial in paths.trials()]
+        return [seen.standing(trial.number).state for trial in paths.trials()]
 
-    monkeypatch.setattr(claimable, "standing", standing)
-    monkeypatch.setattr(claimable, "A_ROUND", 1)
-    seen = claimable.Outlook(lambda: now[0])
+    monkeypatch.setattr(TrialPaths, "numbers", numbers)
+    monkeypatch.setattr(observer, "A_ROUND", 1)
+    seen = claimable.Outlook(paths, lambda: now[0])
     wishes = {3: "pause", 4: "stop", 5: "fail"}
     for number, wish in wishes.items():
         trial = paths.trial(number)
@@ -257,7 +256,7 @@ def test_trials_that_stand_as_before_are_not_read_again(
         Verdict("done", "completed", 50, Length("batches", 50)).write_once(trial.attempt(1).verdict)
         End("completed", progressed=True).write_once(trial.attempt(1).end)
         os.utime(trial.controls, ns=(0, 0))
-    while read != [2]:  # what may be claimed is looked at each time
+    while read:
         assert looked() == ["running", "runnable", "paused", "stopped", "failed", "done", "done"]
         assert now[0] < 60
     End("preempted").write_once(one.end)
@@ -275,7 +274,7 @@ def test_trials_that_stand_as_before_are_not_read_again(
     assert [looked()[3:5] for _ in range(2)] == [["stopped"] * 2] * 2
     for number in (4, 5):
         Control("run", term=3).write_once(paths.trial(number).control(4))
-        assert seen.now(paths.trial(number)).state == "runnable", "a last look is at all of them"
+        assert seen.now(number).state == "runnable", "a last look is at all of them"
     me = paths.worker(1, 0, 0)
     told = claims.next_attempt(paths, me, HERE, outlook=seen, heard=lambda: "SIGTERM")
     assert told is None and not paths.trial(2).attempts()

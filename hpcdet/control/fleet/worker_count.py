@@ -354,7 +354,7 @@ def _excluded(holder: Holder) -> list[str]:
     decided = holder.decided
     for number in sorted(decided.trials.open.union(decided.trials.recent)):
         holder.stay()
-        found += [end for _, end in holder.facts.ends(holder.paths.trial(number))]
+        found += [end for _, end in holder.sight.trial(number).files.ended]
     bad = retry_rules.black_holes(sorted(found, key=lambda end: end.at))
     for worker in holder.paths.workers():
         holder.stay()

@@ -1,4 +1,4 @@
-"""The cached journals and ends of trials, read on from where the last turn stopped."""
+"""The cached journals of trials, read on from where the last turn stopped."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from hpcdet.search.api import events
 from hpcdet.store.config.overrides import Slots
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.spending import epoch, stretch
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, End
 from hpcdet.store.fs import journal
 from hpcdet.store.fs.journal import Line
-from hpcdet.store.trials import standing
 from hpcdet.units import UNITS, Length, Unit
 
 RARE_S = 60.0
@@ -82,7 +81,7 @@ class _Cost:
 
 @dataclass
 class JournalFacts:
-    """Readers of one experiment's attempts. Ends are write-once and read once.
+    """Readers of the journals of one experiment's attempts.
 
     The journal of an attempt that runs is read in every turn only while a report may be near.
     """
@@ -92,7 +91,6 @@ class JournalFacts:
     clock: Callable[[], float] = time.monotonic
     _readers: dict[tuple[int, int], journal.Reader] = field(default_factory=dict)
     _expected: dict[tuple[int, int], Expected] = field(default_factory=dict)
-    _ends: dict[tuple[int, int], End] = field(default_factory=dict)
     _costs: dict[tuple[int, int], _Cost] = field(default_factory=dict)
     _parts: dict[tuple[int, int], Line] = field(default_factory=dict)
     _unheard: dict[tuple[int, int], list[Line]] = field(default_factory=dict)
@@ -216,18 +214,6 @@ class JournalFacts:
             del self._readers[key]
             for known in (self._parts, self._expected, self._unheard):
                 known.pop(key, None)
-
-    def ends(self, trial: TrialPaths) -> list[tuple[AttemptPaths, End]]:
-        """Return a trial's ended attempts, ascending, without claims that were released."""
-        found = []
-        for attempt in standing.claimed(trial):
-            key = (trial.number, attempt.number)
-            end = self._ends.get(key) or End.read(attempt.end)
-            if end is not None:
-                self._ends[key] = end
-            if end is not None and end.reason != "released":
-                found.append((attempt, end))
-        return found
 
 
 def length_of(line: journal.Line, unit: Unit) -> Length | None:

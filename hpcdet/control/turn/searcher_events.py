@@ -45,10 +45,11 @@ def learn(holder: Holder) -> dict[int, Standing]:
             _tell_reports(holder, plan, seen)
         judged = plan.failed or plan.allowed >= standing.next_attempt
         if standing.state == "doubtful" and not judged:
-            _judge(holder, plan, standing.next_attempt)
+            _judge(holder, plan, seen)
         if not standing.open_attempt:
             _end(holder, plan, standing)
-            seen.dormant = decided.action(plan) != "run"
+        at_rest = not standing.open_attempt and decided.action(plan) != "run"
+        holder.sight.rest(number, at_rest=at_rest)
         standings[number] = standing
     best_validation.write(holder)
     return standings
@@ -71,22 +72,15 @@ def _tell_reports(holder: Holder, plan: TrialPlan, seen: TrialView) -> None:
         holder.tell(report)
 
 
-def _judge(holder: Holder, plan: TrialPlan, attempts: int) -> None:
+def _judge(holder: Holder, plan: TrialPlan, seen: TrialView) -> None:
     """Decide whether a doubtful trial may have another attempt, or is given up."""
-    found = [
-        (attempt, end)
-        for attempt, end in holder.facts.ends(holder.paths.trial(plan.number))
-        if attempt.number > plan.base
-    ]
+    found = [(attempt, end) for attempt, end in seen.files.ended if attempt.number > plan.base]
     if not found:
         return
-    attempt = found[-1][0]
-    judgement = judge(
-        [end for _, end in found],
-        Verdict.read(attempt.verdict),
-        holder.resolved.max_restarts,
-    )
+    ends, last = [end for _, end in found], found[-1][0]
+    judgement = judge(ends, last.verdict, holder.resolved.max_restarts)
     if judgement.again:
+        attempts = seen.standing.next_attempt
         holder.record("retry", trial=plan.number, attempts=attempts, why=judgement.why)
         holder.actions.append(f"trial {plan.number} again: {judgement.why}")
         return

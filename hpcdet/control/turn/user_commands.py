@@ -112,8 +112,8 @@ def _chosen(holder: Holder, command: Command) -> list[TrialPlan]:
 
 def _last_reason(holder: Holder, plan: TrialPlan) -> Reason | None:
     holder.stay()
-    ends = holder.facts.ends(holder.paths.trial(plan.number))
-    return ends[-1][1].reason if ends else None
+    ended = holder.sight.trial(plan.number).files.ended
+    return ended[-1][1].reason if ended else None
 
 
 def _consequences(

@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from hpcdet.store.folder.layout import CHECKPOINT_NAME, AttemptPaths, TrialPaths
 from hpcdet.store.folder.records import NO_FAULT, Claim, Control, End, Reason, Trial, Verdict
 from hpcdet.store.fs import packed
-from hpcdet.store.trials.controls import in_force
+from hpcdet.store.trials.controls import accepted, in_force
 
 State = Literal["running", "paused", "stopped", "failed", "done", "doubtful", "runnable"]
 
@@ -52,6 +54,74 @@ class Standing:
     since: int = 0
 
 
+@dataclass(frozen=True)
+class AttemptFiles:
+    """The records of one attempt, each read at its first use."""
+
+    paths: AttemptPaths
+
+    @property
+    def number(self) -> int:
+        return self.paths.number
+
+    @cached_property
+    def claim(self) -> Claim | None:
+        return Claim.read(self.paths.claim)
+
+    @cached_property
+    def end(self) -> End | None:
+        return End.read(self.paths.end)
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        return Verdict.read(self.paths.verdict)
+
+
+@dataclass(frozen=True)
+class TrialFiles:
+    """The records of one trial, each read at its first use."""
+
+    paths: TrialPaths
+
+    @property
+    def number(self) -> int:
+        return self.paths.number
+
+    @cached_property
+    def record(self) -> Trial | None:
+        return Trial.read(self.paths.record)
+
+    @cached_property
+    def controls(self) -> list[Control]:
+        return accepted(self.paths)
+
+    @property
+    def control(self) -> Control | None:
+        return self.controls[-1] if self.controls else None
+
+    @cached_property
+    def attempts(self) -> Sequence[AttemptFiles]:
+        """The claimed attempts, ascending; a folder without a claim is the next one to claim."""
+        found = [self._attempt(number) for number in self.paths.numbers()]
+        # numbers are claimed in their order, so that only the newest may lack a claim
+        while found and found[-1].claim is None:
+            found.pop()
+        return found
+
+    def _attempt(self, number: int) -> AttemptFiles:
+        return AttemptFiles(self.paths.attempt(number))
+
+    @property
+    def ended(self) -> list[tuple[AttemptFiles, End]]:
+        """The ended attempts, ascending, without claims that were released."""
+        found = ((one, one.end) for one in self.attempts)
+        return [(one, end) for one, end in found if end is not None and end.reason != "released"]
+
+    @cached_property
+    def standing(self) -> Standing:
+        return _standing(self)
+
+
 def is_over(trial: TrialPaths, attempt: AttemptPaths) -> bool:
     """True if an attempt has been closed, or the next one claimed."""
     if End.read(attempt.end) is not None:
@@ -64,24 +134,25 @@ def standing(trial: TrialPaths) -> Standing:
 
     One without ``trial.json`` yet counts as paused, and so does one whose archive is damaged.
     """
-    attempts = claimed(trial)
-    control = in_force(trial) or Control("run")
-    ended = {
-        attempt.number: end for attempt in attempts if (end := End.read(attempt.end)) is not None
-    }
+    return TrialFiles(trial).standing
+
+
+def _standing(trial: TrialFiles) -> Standing:
+    attempts = trial.attempts
+    control = trial.control or Control("run")
     newest = attempts[-1] if attempts else None
-    is_open = newest is not None and newest.number not in ended
-    counts = [attempt for attempt in attempts if _counts(ended.get(attempt.number))]
-    ends = [ended[attempt.number] for attempt in counts]
+    is_open = newest is not None and newest.end is None
+    ended = trial.ended
+    ends = [end for _, end in ended]
     last = ends[-1] if ends and not is_open else None
-    verdict = Verdict.read(counts[-1].verdict) if last else None
+    verdict = ended[-1][0].verdict if last else None
     number = newest.number if newest else 0
     facts = Standing(
         state="running",
         attempts=len(attempts),
         open_attempt=number if is_open else 0,
         next_attempt=number + 1,
-        batches=batches(trial, attempts, control),
+        batches=batches(trial, control),
         failures=sum(end.reason in ("user_error", "oom") for end in ends),
         idle_ends=trailing_idle(ends),
         last_end=ends[-1] if ends else None,
@@ -90,7 +161,7 @@ def standing(trial: TrialPaths) -> Standing:
     if is_open:
         return facts
     state: State = "runnable"
-    if Trial.read(trial.record) is None or packed.damaged(trial.root):
+    if trial.record is None or packed.damaged(trial.paths.root):
         state = "paused"  # a trial that is not, or cannot be, known must not begin
     elif control.action == "fail":
         state = "failed"
@@ -105,21 +176,9 @@ def standing(trial: TrialPaths) -> Standing:
     return dataclasses.replace(facts, state=state)
 
 
-def _counts(end: End | None) -> bool:
-    """True if an attempt has ended and its claim was not released."""
-    return end is not None and end.reason != "released"
-
-
 def claimed(trial: TrialPaths) -> list[AttemptPaths]:
-    """Return the claimed attempts of a trial, ascending.
-
-    A folder without a claim is still free: its number is the next one to claim.
-    """
-    attempts = trial.attempts()
-    # numbers are claimed in their order, so that only the newest may lack a claim
-    while attempts and Claim.read(attempts[-1].claim) is None:
-        attempts.pop()
-    return attempts
+    """Return the claimed attempts of a trial, ascending."""
+    return [attempt.paths for attempt in TrialFiles(trial).attempts]
 
 
 def reason_of(verdict: Verdict) -> Reason:
@@ -158,7 +217,10 @@ def checkpoints(trial: TrialPaths) -> list[str]:
 
 def latest_checkpoint(trial: TrialPaths) -> str:
     """Return the name of the checkpoint from which the trial would go on; "" if there is none."""
-    line = lineage(trial)
+    return _latest(trial, lineage(trial))
+
+
+def _latest(trial: TrialPaths, line: Lineage) -> str:
     return next((name for name in reversed(checkpoints(trial)) if name in line), "")
 
 
@@ -211,13 +273,13 @@ def trailing_idle(ends: list[End]) -> int:
     return count
 
 
-def batches(trial: TrialPaths, attempts: list[AttemptPaths], control: Control) -> int:
+def batches(trial: TrialFiles, control: Control) -> int:
     """Return the batches known to be trained, by the last verdict or the latest checkpoint."""
-    name = latest_checkpoint(trial)
+    name = _latest(trial.paths, Lineage(control.rewinds))
     known = int(name.partition(".")[0]) if name else 0
     first = control.rewinds[-1][1] if control.rewinds else 0
-    counted = [attempt for attempt in attempts if attempt.number >= first]
-    verdicts = (Verdict.read(attempt.verdict) for attempt in reversed(counted))
+    counted = (one for one in reversed(trial.attempts) if one.number >= first)
+    verdicts = (attempt.verdict for attempt in counted)
     return max(known, next((verdict.batches for verdict in verdicts if verdict), 0))
 
 

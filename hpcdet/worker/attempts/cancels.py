@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs.freshness import Watched
 from hpcdet.store.trials.controls import in_force
 from hpcdet.worker.attempts import exit_reason
-from hpcdet.worker.claims.folder_cache import Glance
 
 EVERY_S = 5.0
 """Seconds between two looks at a trial: a worker runs for weeks, and there are hundreds."""
@@ -31,7 +31,7 @@ class Cancels:
         self._paths = paths
         self._every_s = every_s
         self._clock = clock
-        self._seen: dict[int, Glance[bool]] = {}
+        self._seen: dict[int, Watched[bool]] = {}
         self._look_at: dict[int, float] = {}
 
     def has(self, number: int) -> bool:
@@ -41,11 +41,12 @@ class Cancels:
         self._look_at[number] = self._clock() + self._every_s
         if number not in self._seen:
             trial = self._paths.trial(number)
-            self._seen[number] = Glance(
+            self._seen[number] = Watched(
                 lambda: exit_reason.is_unwanted(in_force(trial)),
-                lambda _: (trial.controls,),
+                lambda _: (str(trial.controls),),
                 self._clock,
             )
         with contextlib.suppress(OSError):
-            return self._seen[number].look()
+            self._seen[number].refresh()
+            return self._seen[number].value
         return False

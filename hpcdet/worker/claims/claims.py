@@ -134,12 +134,12 @@ def next_attempt(
     Raises:
         OSError: the storage is unavailable; the next call releases a claim made nevertheless.
     """
-    outlook = outlook or Outlook()
+    outlook = outlook or Outlook(paths)
     outlook.begin()
     for trial in paths.trials():
         if heard():
             return None
-        stands = outlook.standing(trial)
+        stands = outlook.standing(trial.number)
         # a control is there before the record: what hides it may hide claims, too
         if not may_take(worker, stands) or in_force(trial) is None or not fits(trial, stands):
             continue

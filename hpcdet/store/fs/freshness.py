@@ -1,0 +1,120 @@
+"""The one rule for how long something read from files counts as fresh.
+
+A folder's time changes whenever a name in it is added or removed, and a journal's size whenever it
+grows, so that a few requests to the file server replace the reading of many files. Two names may
+be added within one tick of a file system's clock: what has changed is read once more some seconds
+later. Everything is also read from time to time regardless, in case a file was written in place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+TICK_S = 3.0
+"""Longer than the tick of any file system's clock."""
+
+AGAIN_S = 600.0
+"""What looks as before is read again after so long."""
+
+Look = tuple[int, ...]
+"""Time, size and number of a file or folder; empty if it does not exist."""
+
+
+def looks(paths: Sequence[str]) -> list[Look]:
+    """Return the looks of files and folders; opening them asks the server, not a cache."""
+    found: list[Look] = []
+    for path in paths:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            found.append(())
+            continue
+        try:
+            status = os.fstat(fd)
+        finally:
+            os.close(fd)
+        found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+    return found
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The looks of the files and folders on which a value depends, and when it was read.
+
+    Attributes:
+        paths: none: what the value depends on is unknown, and it is read each time.
+        changed: since when they look so, by the clock of ``read``; seconds.
+    """
+
+    paths: Sequence[str]
+    looks: Sequence[Look]
+    changed: float
+    read: float
+
+    @classmethod
+    def now(cls, paths: Sequence[str], now: float, before: Seen | None = None) -> Seen:
+        """Return how the files look now, of which a value has just been read."""
+        found = looks(paths)
+        same = before is not None and (before.paths, before.looks) == (paths, found)
+        return cls(paths, found, before.changed if before is not None and same else now, now)
+
+    def is_due(self, now: float) -> bool:
+        """True if the value is to be read again, however the files look."""
+        return not self.paths or self.read - self.changed < TICK_S or now - self.read >= AGAIN_S
+
+    def holds(self, now: float) -> bool:
+        """True if the value that was read is still what the files hold."""
+        return not self.is_due(now) and looks(self.paths) == self.looks
+
+
+class Watched(Generic[Value]):
+    """A value cached from files.
+
+    Args:
+        read: reads it.
+        paths: the files and folders that look different whenever the value becomes another one.
+        clock: real seconds, as the times of files are.
+
+    Attributes:
+        value: as it was read last; absent before the first ``refresh``.
+    """
+
+    value: Value
+
+    def __init__(
+        self,
+        read: Callable[[], Value],
+        paths: Callable[[Value], Sequence[str]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._read = read
+        self._paths = paths
+        self._clock = clock
+        self._seen: Seen | None = None
+
+    def refresh(self, spared: Callable[[], bool] = lambda: False) -> bool:
+        """Bring the value up to date; return True if it was read again.
+
+        Args:
+            spared: True if it is known otherwise that nothing has changed.
+
+        Raises:
+            OSError: the storage is unavailable; ``value`` is as before.
+        """
+        now, seen = self._clock(), self._seen
+        if seen is not None and not seen.is_due(now) and (spared() or seen.holds(now)):
+            return False
+        value = self._read()
+        self._seen = Seen.now(self._paths(value), now, seen)
+        self.value = value
+        return True
+
+    def expire(self) -> None:
+        """Read the value again at the next ``refresh``, as a file of it was just written."""
+        if (seen := self._seen) is not None:
+            self._seen = Seen(seen.paths, seen.looks, self._clock(), seen.read)
