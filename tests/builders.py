@@ -19,6 +19,7 @@ from hpcdet.store.folder import records
 from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.fs import files, journal
 from hpcdet.store.fs.json_record import JsonRecord
+from hpcdet.store.trials import standing
 from hpcdet.units import Length
 
 EPOCH = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -125,8 +126,8 @@ class TrialBuilder:
         put(self.paths.control(seq), control)
 
     def attempt(self, start: int = 0, checkpoint: str = "", ranks: int = 2) -> AttemptBuilder:
-        attempts = self.paths.attempts()
-        paths = self.paths.attempt(attempts[-1].number + 1 if attempts else 1)
+        claimed = standing.claimed(self.paths)
+        paths = self.paths.attempt(claimed[-1].number + 1 if claimed else 1)
         claim = records.Claim("0001-0000.0", "n1", "123_0", ["n1"], self.experiment.tick())
         put(paths.claim, claim)
         attempt = AttemptBuilder(self.experiment, self.paths, paths)

@@ -17,7 +17,7 @@ from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
 from hpcdet.core import warm_start
 from hpcdet.errors import ConfigError
-from hpcdet.read.experiment.gather import Gathered, GatheredTrial
+from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.lookup import lineage
 from hpcdet.search.api import events
 from hpcdet.store.config.resolved_config import resolve
@@ -344,7 +344,8 @@ def test_a_child_never_begins_beyond_what_was_compared(
     later(world, holder)
     record = Trial.read(world.paths.trial(2).record)
     assert record is not None and record.origin.get("checkpoint", "") == begins
-    assert GatheredTrial(world.paths.trial(2)).steps == int(begins[:8] or 0)
+    heir = Gathered(world.paths).trial(2)
+    assert heir is not None and heir.steps == int(begins[:8] or 0)
     [clone] = [line for line in chain.read(world.paths) if line["kind"] == "clone"]
     assert why in clone["why"]
 

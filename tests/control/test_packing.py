@@ -24,6 +24,7 @@ from hpcdet.read.experiment import gather, series
 from hpcdet.read.index import database
 from hpcdet.read.lookup import find
 from hpcdet.read.views import logs, views
+from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, End, Verdict
 from hpcdet.store.fs import files, journal, packed
@@ -319,7 +320,7 @@ def test_a_packed_trial_is_retried_and_packed_again(tmp_path: Path) -> None:
     assert [path.name for path in sorted(trial.root.iterdir())][:1] == ["history-1.zip"]
     heard = [
         line["event"]["length"]["batches"]
-        for line in gather.Gathered(world.paths).decisions
+        for line in chain.read(world.paths)
         if line["kind"] == "event" and line["event"].get("trial") == 1 and "length" in line["event"]
     ]
     assert heard == [10, 100]

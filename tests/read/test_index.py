@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sqlite3
@@ -15,24 +16,28 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
-from hpcdet.control.upkeep.packing import pack
 from hpcdet.errors import Unavailable
 from hpcdet.read.experiment import series
 from hpcdet.read.index import database, tables, updating
 from hpcdet.read.views import views
-from hpcdet.store.folder.records import Command
-from hpcdet.store.fs import journal
+from hpcdet.store.fs import freshness, journal
 from hpcdet.store.fs.mounts import of
-from hpcdet.store.trials.controls import in_force
-from tests.builders import AttemptBuilder, Builder, TrialBuilder, put, sweep
+from tests.builders import sweep
 from tests.commands import Cli
+from tests.read.plays import STEPS, Play
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(autouse=True)
+def _ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock is longer after the last one than a tick of a file system's."""
+    times = itertools.count(0.0, 2 * freshness.TICK_S)
+    monkeypatch.setattr(updating, "clock", lambda: next(times))
 
 
 def everything(file: Path) -> dict[str, list[Any]]:
@@ -45,125 +50,6 @@ def everything(file: Path) -> dict[str, list[Any]]:
 
 
 # -- any interleaving --------------------------------------------------------------------
-
-WORDS = [
-    *("update", "update", "trial", "attempt", "progress", "checkpoint", "sweep"),
-    *("half", "end", "fail", "stop", "tag", "job", "close"),
-    *("event", "term", "damage", "vanish", "move", "lose", "touch", "pack", "pack", "rewind"),
-]
-STEPS = st.lists(
-    st.one_of(
-        st.sampled_from(WORDS),
-        st.tuples(
-            st.sampled_from(["training", "validation"]),
-            st.integers(0, 4),
-            st.sampled_from(["loss", "validation_loss"]),
-            st.one_of(st.floats(width=16), st.sampled_from(["Infinity", [1, 2]])),
-            st.integers(0, 3),
-        ),
-    ),
-    min_size=10,
-    max_size=50,
-)
-
-
-class Play:
-    """An experiment to which one thing after the other happens."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.built = Builder(root / "digits-7f3a")
-        self.term = 0
-        self.trials: list[TrialBuilder] = []
-        self.attempts: list[AttemptBuilder] = []
-        self.do("trial")
-        self.do("attempt")
-
-    def do(self, what: Any) -> None:
-        built = self.built
-        if isinstance(what, tuple):
-            group, step, name, value, whose = what
-            if self.attempts:
-                self.attempts[whose % len(self.attempts)].metrics(group, step, **{name: value})
-            return
-        trial, attempt = (self.trials or [None])[-1], (self.attempts or [None])[-1]  # type: ignore[list-item]
-        match what:
-            case "update":
-                database.update(built.paths)
-            case "trial":
-                self.trials.append(built.trial(hidden=len(self.trials)))
-            case "attempt" if trial:
-                self.attempts.append(trial.attempt())
-            case "progress" if attempt:
-                attempt.line("progress", batches=len(self.attempts) * 50)
-            case "checkpoint" if attempt:
-                attempt.checkpoint(100 * (1 + len(list(attempt.trial.checkpoints.glob("*")))))
-            case "sweep" if trial:
-                shutil.rmtree(trial.paths.checkpoints, ignore_errors=True)
-            case "half" if attempt:  # which its writer takes back, or completes
-                with attempt.paths.journal.open("ab") as file:
-                    file.write(b'{"n":7,"t":"2026')
-                database.update(built.paths)
-                with attempt.paths.journal.open("ab") as file:
-                    file.truncate(file.tell() - 16)
-            case "end" if attempt:
-                attempt.end("preempted")
-            case "fail" if attempt:
-                attempt.end("user_error", error="ValueError: no")
-            case "rewind" if trial:
-                control = in_force(trial.paths)
-                before = control.rewinds if control else []
-                newest = max((a.number for a in trial.paths.attempts()), default=0)
-                name = f"{len(before):08d}.g{max(1, newest - len(before))}"
-                trial.control("run", rewinds=[*before, [name, newest + 1]])
-            case "stop" if trial:
-                trial.control("stop", why="enough")
-            case "tag":
-                seq = len(list(built.paths.commands.glob("*"))) + 1
-                put(built.paths.command(seq), Command("tag", 0, {"add": [f"t{seq}"]}))
-            case "job":
-                built.worker(built.job() % 3)
-            case "close":
-                built.close("CANCELED", "canceled by its user")
-            case "event":
-                self._decide("event", event={})
-                self._decide("state", state="RUNNING", why=f"{self.term}", by="")
-            case "term":  # which does not accept the last word of the former one
-                self._decide("state", state="PAUSED", why="never accepted", by="x")
-                lines = journal.read(built.paths.decisions(self.term))
-                accepts = {"term": self.term, "n": len(lines) - 1}
-                self.term += 1
-                self._append("term", number=self.term, holder="x", accepts=accepts)
-            case "damage" if attempt:
-                with attempt.paths.journal.open("ab") as file:
-                    file.write(b"{}\n")
-            case "vanish" if len(self.trials) > 1:
-                gone = self.trials.pop()
-                shutil.rmtree(gone.paths.root)
-                self.attempts = [a for a in self.attempts if a.trial != gone.paths]
-            case "pack" if trial and pack(trial.paths, lambda: None) == "packed":
-                self.attempts = [a for a in self.attempts if a.trial != trial.paths]
-            case "move":  # the same bytes in other files
-                shutil.copytree(built.paths.root, self.root / "copy")
-                shutil.rmtree(built.paths.root)
-                (self.root / "copy").rename(built.paths.root)
-            case "lose":
-                built.paths.index.unlink(missing_ok=True)
-            case "touch" if attempt:  # another journal of the same length
-                text = attempt.paths.journal.read_bytes()
-                line = journal.encode(1, "start", {"world": 2, "checkpoint": "", "batches": 0}, "t")
-                if text:
-                    attempt.paths.journal.write_bytes(line)
-
-    def _decide(self, kind: str, **fields: Any) -> None:
-        if not self.term:
-            self.term = 1
-            self._append("term", number=1, holder="x", accepts={"term": 0, "n": 0})
-        self._append(kind, **fields)
-
-    def _append(self, kind: str, **fields: Any) -> None:
-        with journal.Writer(self.built.paths.decisions(self.term)) as writer:
-            writer.append(kind, **fields)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
@@ -223,6 +109,7 @@ def test_an_update_reads_what_is_new_and_nothing_else(
     monkeypatch.setattr(journal.Reader, "read", counted)
     database.update(built.paths)
     assert sum(n for _, n in read) > 200
+    database.update(built.paths)  # what has just changed is read once more
     read.clear()
     database.update(built.paths)
     assert all("trials" not in path for path, _ in read)
@@ -266,7 +153,7 @@ def test_it_is_written_on_a_disk_of_this_host_and_carried_on_by_another(
     assert (
         stat.S_IMODE(copy.stat().st_mode) == 0o600 and stat.S_IMODE(folder.stat().st_mode) == 0o700
     )
-    assert copy.read_bytes() == built.paths.index.read_bytes()
+    assert everything(copy) == everything(built.paths.index)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another-host"))
     made: list[str] = []

@@ -6,66 +6,55 @@ is empty here; only an unreadable config raises.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from hpcdet.read.experiment.lines import ATTEMPT, DECISION, sound
+from hpcdet.read.experiment.journals import PASSING, AttemptJournal, Journals
+from hpcdet.read.experiment.lines import ATTEMPT, sound
 from hpcdet.store.config import resolved_config as config
-from hpcdet.store.decisions import chain
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import (
-    Claim,
     Closed,
     Command,
-    Control,
-    End,
     Intent,
     Reopened,
     Stuck,
     Submitted,
-    Trial,
-    Verdict,
     WorkerClaim,
     WorkerEnd,
 )
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files, journal, packed
-from hpcdet.store.trials import standing as trials
-from hpcdet.store.trials.controls import accepted
+from hpcdet.store.trials.observer import Observer
+from hpcdet.store.trials.standing import AttemptFiles, TrialFiles
 
 Line = journal.Line
 
 
 @dataclass(frozen=True)
-class GatheredAttempt:
-    """One attempt: its records and its journal's lines."""
+class GatheredAttempt(AttemptFiles):
+    """One attempt: its records and its journal."""
 
-    paths: AttemptPaths
+    journals: Journals
+
+    @cached_property
+    def journal(self) -> AttemptJournal:
+        return self.journals.attempt(self.paths)
 
     @property
-    def number(self) -> int:
-        return self.paths.number
-
-    @cached_property
-    def claim(self) -> Claim | None:
-        return Claim.read(self.paths.claim)
-
-    @cached_property
-    def end(self) -> End | None:
-        return End.read(self.paths.end)
-
-    @cached_property
-    def verdict(self) -> Verdict | None:
-        return Verdict.read(self.paths.verdict)
-
-    @cached_property
     def lines(self) -> list[Line]:
-        return sound(journal.read(self.paths.journal), ATTEMPT, self.paths.journal)
+        """The lines of the journal that are not of the kinds ``journals.PASSING``."""
+        return self.journal.lines
 
     def of_kind(self, *kinds: str) -> Iterator[Line]:
-        return (line for line in self.lines if line["kind"] in kinds)
+        """Yield the journal's lines of these kinds; ``PASSING`` ones are read again each time."""
+        lines = self.lines
+        if not PASSING.isdisjoint(kinds):
+            lines = sound(journal.read(self.paths.journal), ATTEMPT, self.paths.journal)
+        return (line for line in lines if line["kind"] in kinds)
 
     @cached_property
     def profiles(self) -> list[Line]:
@@ -75,62 +64,32 @@ class GatheredAttempt:
         others = (sound(journal.read(path), ATTEMPT, path) for path in places)
         return [*self.of_kind("profile"), *(line for lines in others for line in lines)]
 
-    @cached_property
+    @property
     def heard(self) -> str:
         """The time of the journal's last line; "" if it has none."""
-        return str(self.lines[-1]["t"]) if self.lines else ""
-
-    @cached_property
-    def reached(self) -> int | None:
-        """Batches the trial had trained according to the journal; None if it has no such line."""
-        return max((at for line in self.lines if (at := batches(line)) is not None), default=None)
+        return self.journal.heard
 
     @property
     def position(self) -> int | None:
         """Batches the trial had trained by journal and verdict; None if it never began."""
-        said = [self.reached, self.verdict.batches if self.verdict is not None else None]
+        said = [self.journal.reached, self.verdict.batches if self.verdict is not None else None]
         return max((at for at in said if at is not None), default=None)
 
 
-def batches(line: Line) -> int | None:
-    """Return the batches that a trial had trained at a line of its journal; None if not given."""
-    for key in ("batches", "step"):
-        value = line.get(key)
-        if isinstance(value, int):
-            return value
-    return None
-
-
 @dataclass(frozen=True)
-class GatheredTrial:
-    """One trial, its attempts in ascending order."""
+class GatheredTrial(TrialFiles):
+    """One trial: its records, and its attempts in ascending order."""
 
-    paths: TrialPaths
-
-    @property
-    def number(self) -> int:
-        return self.paths.number
+    journals: Journals
 
     @cached_property
-    def record(self) -> Trial | None:
-        return Trial.read(self.paths.record)
+    def attempts(self) -> Sequence[GatheredAttempt]:
+        return self._claimed(lambda paths: GatheredAttempt(paths, self.journals))
 
     @cached_property
-    def controls(self) -> list[Control]:
-        return accepted(self.paths)
-
-    @property
-    def control(self) -> Control | None:
-        return self.controls[-1] if self.controls else None
-
-    @cached_property
-    def standing(self) -> trials.Standing:
-        return trials.standing(self.paths)
-
-    @cached_property
-    def attempts(self) -> list[GatheredAttempt]:
-        """The attempts that workers have claimed; folders without a claim are left out."""
-        return [GatheredAttempt(paths) for paths in trials.claimed(self.paths)]
+    def best(self) -> dict[tuple[str, bool], tuple[int, Any] | None]:
+        """The best validations by metric and order, as ``series.best_validation`` finds them."""
+        return {}
 
     @property
     def steps(self) -> int:
@@ -141,6 +100,66 @@ class GatheredTrial:
             origin = self.record.origin if self.record else {}
             known = int(origin.get("units", {}).get("batches", 0))
         return known
+
+    def validations(self, metric: str) -> Iterator[tuple[int, int, Any]]:
+        """Yield step, length and value of each validation that counts, in the order written.
+
+        The last report of a step counts, of the highest attempt; none that a user rewound.
+
+        Args:
+            metric: one that trials are compared by (``journals.Compared``); others have none.
+        """
+        line = self.lineage
+        found = [
+            (attempt.number, known)
+            for attempt in self.attempts
+            if (known := attempt.journal.compared.get(metric)) is not None
+        ]
+        last = {
+            step: (number, place)
+            for number, known in found
+            for place, step in enumerate(known.steps)
+            if line.has(step, number)
+        }
+        for number, known in found:
+            columns = zip(known.steps, known.lengths, known.values, strict=True)
+            for place, (step, length, value) in enumerate(columns):
+                if last.get(step) == (number, place):
+                    yield step, length, value
+
+
+class Memory:
+    """What one process has read of an experiment, for several looks at it."""
+
+    def __init__(self, paths: ExperimentPaths, clock: Callable[[], float] = time.monotonic) -> None:
+        self.paths = paths
+        self.journals = Journals(paths)
+        self._trials = Observer(paths, self._read, watched, clock)
+
+    def look(self) -> Gathered:
+        """Return the contents of the folder now; only what has changed is read again."""
+        return Gathered(self.paths, self)
+
+    def trials(self) -> list[GatheredTrial]:
+        """Return all trials as they stand now."""
+        self._trials.begin()
+        found = []
+        for paths in self.paths.trials():
+            self._trials.look(paths.number)
+            found.append(self._trials[paths.number])
+        return found
+
+    def _read(self, paths: TrialPaths) -> GatheredTrial:
+        return GatheredTrial(paths, self.journals)
+
+
+def watched(trial: TrialFiles) -> list[str]:
+    """Return all files and folders that look different once a trial's files say other things."""
+    paths = trial.paths
+    saved = (place / name for place in paths.checkpoint_places for name in packed.names(place))
+    attempts = (file for one in paths.attempts() for file in (one.root, one.journal))
+    places = (paths.root, paths.controls, paths.root / "attempts", *paths.checkpoint_places)
+    return [str(path) for path in (*places, *attempts, *saved)]
 
 
 @dataclass(frozen=True)
@@ -167,6 +186,11 @@ class Gathered:
     """An experiment; each part is read at its first use, and then kept."""
 
     paths: ExperimentPaths
+    memory: Memory | None = None
+
+    @cached_property
+    def _journals(self) -> Journals:
+        return self.memory.journals if self.memory else Journals(self.paths)
 
     @property
     def id(self) -> str:
@@ -193,7 +217,8 @@ class Gathered:
 
     @cached_property
     def decisions(self) -> list[Line]:
-        return sound(chain.read(self.paths), DECISION, self.paths.decisions(0).parent)
+        """All decisions that count, without reports on which no trial had to leave."""
+        return self._journals.decisions()
 
     @cached_property
     def commands(self) -> list[tuple[int, Command]]:
@@ -205,7 +230,9 @@ class Gathered:
 
     @cached_property
     def trials(self) -> list[GatheredTrial]:
-        return [GatheredTrial(paths) for paths in self.paths.trials()]
+        if self.memory is not None:
+            return self.memory.trials()
+        return [GatheredTrial(paths, self._journals) for paths in self.paths.trials()]
 
     def trial(self, number: int) -> GatheredTrial | None:
         """Return the trial of that number; None if there is none."""

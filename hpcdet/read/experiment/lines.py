@@ -61,6 +61,10 @@ DECISION: Shapes = {
 """The same of the journal of a term."""
 
 
+_NOTHING: Mapping[str, Kind] = {}
+_ABSENT = object()
+
+
 def sound(lines: list[Line], shapes: Shapes, path: Path) -> list[Line]:
     """Check the lines and return them unchanged.
 
@@ -69,10 +73,13 @@ def sound(lines: list[Line], shapes: Shapes, path: Path) -> list[Line]:
     """
     for line in lines:
         named = line["kind"]
-        for key, kind in shapes.get(named, {}).items():
-            if key not in line or not _is_one(line[key], kind):
+        for key, kind in shapes.get(named, _NOTHING).items():
+            value = line.get(key, _ABSENT)
+            if type(value) is kind:  # of millions of lines
+                continue
+            if value is _ABSENT or not _is_one(value, kind):
                 raise _lacking(line, key, path)
-        for key, kind in OPTIONAL.get(named, {}).items():
+        for key, kind in OPTIONAL.get(named, _NOTHING).items():
             if key in line and not _is_one(line[key], kind):
                 raise _lacking(line, key, path)
     return lines

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from fnmatch import fnmatchcase
+from operator import itemgetter
 from typing import Any, Literal
 
 from hpcdet.read.experiment import timing
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial, Line, gather
 from hpcdet.store.folder import records
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.trials.standing import Lineage
 
 Row = dict[str, Any]
 Source = ExperimentPaths | Gathered
@@ -57,7 +57,7 @@ def metrics(
 
 def _of_trial(trial: GatheredTrial, measured: bool) -> list[Row]:
     rows = list(_written(trial, measured))
-    line = Lineage(trial.control.rewinds if trial.control else [])
+    line = trial.lineage
     counts = (i for i, row in enumerate(rows) if line.has(row["step"], row["attempt"]))
     last = {(rows[i]["group"], rows[i]["step"], rows[i]["name"]): i for i in counts}
     for i, row in enumerate(rows):
@@ -140,6 +140,23 @@ def _float(row: Row) -> float:
     value = number(row["value"])
     assert value is not None
     return value
+
+
+def best_validation(
+    trial: GatheredTrial, metric: str, smaller_is_better: bool
+) -> tuple[int, Any] | None:
+    """Return step and value of a trial's best validation, the first of equals; None without any.
+
+    Args:
+        metric: one by which trials are compared (``journals.Compared``).
+    """
+    key = (metric, smaller_is_better)
+    if key not in trial.best:  # found once for as long as the trial's files stay the same
+        found = ((number(value), step, value) for step, _, value in trial.validations(metric))
+        ordered = [one for one in found if one[0] is not None]
+        choose = min if smaller_is_better else max
+        trial.best[key] = choose(ordered, key=itemgetter(0))[1:] if ordered else None
+    return trial.best[key]
 
 
 def _choose(rows: Iterable[Row], better: Callable[[Row, Row], bool]) -> list[Row]:

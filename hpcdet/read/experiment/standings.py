@@ -17,7 +17,6 @@ from hpcdet import pareto
 from hpcdet.goals import Goals, GoalStanding
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Gathered
-from hpcdet.store.config.searcher_keys import Searcher
 
 View = dict[str, Any]
 
@@ -96,7 +95,7 @@ def standings(gathered: Gathered) -> Standings | None:
     goals = searcher.goals
     if goals.plain:
         return None
-    reports = _reports(gathered, searcher, goals)
+    reports = _reports(gathered, goals)
     rungs = [length.value for length in searcher.rungs]
     length: int | None = None
     at = {trial: own[-1] for trial, own in reports.items()}
@@ -133,30 +132,24 @@ def _best(reports: Mapping[int, list[ValidationReport]]) -> dict[int, Validation
     return found
 
 
-def _reports(
-    gathered: Gathered, searcher: Searcher, goals: Goals
-) -> dict[int, list[ValidationReport]]:
+def _reports(gathered: Gathered, goals: Goals) -> dict[int, list[ValidationReport]]:
     """Return the validations of each trial that has any, by their length."""
-    wanted = set(goals.lacking({}, the_goals.EVER))
-    unit = searcher.max_length.unit if searcher.max_length else "batches"
-    seen: dict[int, dict[int, View]] = defaultdict(dict)
-    lengths: dict[tuple[int, int], int] = {}
-    for row in series.metrics(gathered, group="validation"):
-        if row["name"] not in wanted:
-            continue
-        trial, step = row["trial"], row["step"]
-        value = series.number(row["value"])
-        seen[trial].setdefault(step, {})[row["name"]] = row["value"] if value is None else value
-        length = step if unit == "batches" else row["units"].get(unit)
-        if length is not None:
-            lengths[trial, step] = int(length)
+    wanted = goals.lacking({}, the_goals.EVER)
     found: dict[int, list[ValidationReport]] = {}
-    for trial, steps in seen.items():
+    for trial in gathered.trials:
+        steps: dict[int, View] = defaultdict(dict)
+        lengths: dict[int, int] = {}
+        for name in wanted:
+            for step, length, value in trial.validations(name):
+                amount = series.number(value)
+                steps[step][name] = value if amount is None else amount
+                if length >= 0:
+                    lengths[step] = length
         own = [
-            ValidationReport(step, length, metrics, goals.standing(metrics, length))
+            ValidationReport(step, lengths[step], metrics, goals.standing(metrics, lengths[step]))
             for step, metrics in sorted(steps.items())
-            if (length := lengths.get((trial, step))) is not None
+            if step in lengths
         ]
         if own:
-            found[trial] = own
+            found[trial.number] = own
     return found

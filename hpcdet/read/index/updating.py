@@ -10,18 +10,30 @@ import hashlib
 import json
 import secrets
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
-from hpcdet.goals import EVER
-from hpcdet.read.experiment.gather import Gathered, GatheredTrial, Line
+from hpcdet.read.experiment.gather import Gathered, GatheredTrial, watched
+from hpcdet.read.experiment.journals import (
+    Compared,
+    JournalPosition,
+    Journals,
+    Line,
+    TermJournal,
+    encode,
+)
 from hpcdet.read.index import recall, tables
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.fs import files
+from hpcdet.store.fs.freshness import Seen
 from hpcdet.store.trials.standing import Lineage
 
-SCHEMA = 4
+SCHEMA = 5
+
+clock = time.time
+"""Seconds that other processes and hosts know, too."""
 
 
 def bring_up_to_date(file: Path, paths: ExperimentPaths) -> None:
@@ -78,8 +90,8 @@ class _Update:
         self.db = db
         self.paths = paths
         self.changed = False
-        goals = Gathered(paths).config.searcher.goals
-        self.wanted = frozenset(goals.lacking({}, EVER))
+        self.journals = Journals(paths)
+        self.compared = Compared.of(Gathered(paths).config)
 
     def run(self) -> None:
         known = [trial.number for trial in self.paths.trials()]
@@ -88,10 +100,10 @@ class _Update:
         fresh: list[int] = []
         for number in known:
             memory, new = self._trial(self.paths.trial(number))
-            trials.append(recall.RecalledTrial(self.paths.trial(number), memory))
+            trials.append(recall.RecalledTrial(self.paths.trial(number), self.journals, memory))
             if new:
                 fresh.append(number)
-        gathered = recall.Recalled(self.paths, trials, self._decisions())
+        gathered = recall.Recalled(self.paths, remembered=trials, decided=self._decisions())
         whole = tables.of_experiment(gathered)
         if self._differs("experiment", whole["experiments"]):
             fresh = known  # it may be over, and with it trials that never ended
@@ -109,13 +121,18 @@ class _Update:
     def _trial(self, paths: TrialPaths) -> tuple[recall.TrialMemory, bool]:
         """Return a trial's present memory, and True if anything in it is new."""
         key = f"trials/{paths.number}"
-        looks = recall.signature(paths)
-        row = self._recalled(key)
+        row, now = self._recalled(key), clock()
         before = recall.TrialMemory.decode(row[1]) if row else None
-        if before is not None and row and row[0] == looks:
+        seen = recall.decode_seen(row[0]) if row else None
+        if before is not None and seen is not None and seen.holds(now):
             return before, False
         known = {one.number for one in before.attempts} if before else set()
-        memory, news = recall.read_trial(paths, before, looks, self.wanted)
+        trial = GatheredTrial(paths, self.journals)
+        memory, news = recall.read_trial(trial, before, self.compared)
+        text = encode(memory)
+        self._remember(key, encode(Seen.now(watched(trial), now, seen)), text)
+        if row is not None and row[1] == text:
+            return memory, False
         gone = known - {one.attempt for one in news}
         self._metrics(paths.number, news, gone)
         if rewinds := (memory.records["control"] or {}).get("rewinds"):
@@ -123,8 +140,7 @@ class _Update:
         for number in gone:
             self._unmark(paths.attempt(number).journal)
         for one in memory.attempts:
-            self._mark(paths.attempt(one.number).journal, one.mark)
-        self._remember(key, looks, memory.encode())
+            self._mark(paths.attempt(one.number).journal, one.journal.mark)
         return memory, True
 
     def _metrics(self, trial: int, news: list[recall.News], gone: set[int]) -> None:
@@ -183,11 +199,11 @@ class _Update:
         for path in recall.decision_paths(self.paths):
             key = f"decisions/{path.name}"
             row = self._recalled(key)
-            memory = recall.TermMemory.decode(row[1]) if row else recall.TermMemory()
+            memory = TermJournal.decode(json.loads(row[1])) if row else TermJournal()
             if memory.read(path):
                 self.changed = True  # even if no table shows it: the index says how far it read
                 self._mark(path, memory.mark)
-                self._remember(key, "", memory.encode())
+                self._remember(key, "", encode(memory))
             read[path] = memory.lines
         return chain.read(self.paths, lambda path: read.get(path, []))
 
@@ -238,7 +254,7 @@ class _Update:
         name = str(path.relative_to(self.paths.root))
         self.db.execute("delete from journals where journal like ?", (name,))
 
-    def _mark(self, path: Path, mark: recall.JournalPosition) -> None:
+    def _mark(self, path: Path, mark: JournalPosition) -> None:
         name = str(path.relative_to(self.paths.root))
         row = (name, mark.offset, mark.n, mark.crc)
         self.db.execute("insert or replace into journals values (?, ?, ?, ?)", row)

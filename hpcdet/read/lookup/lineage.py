@@ -10,7 +10,6 @@ from typing import Any
 from hpcdet.errors import NotFound
 from hpcdet.read.experiment import series, standings
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial
-from hpcdet.read.experiment.series import metrics
 from hpcdet.read.lookup import find
 from hpcdet.store.folder import home
 from hpcdet.store.fs import sealed_json
@@ -74,14 +73,16 @@ def best_trial(gathered: Gathered) -> int:
             hint = f"see how they stand with: hpcdet status {home.called(gathered.paths)}"
             raise NotFound("no trial is feasible", where=gathered.id, hint=hint)
         return stand.front[0]
-    rows = metrics(gathered, group="validation", name=searcher.metric)
-    known = series.best(rows, searcher.smaller_is_better)
-    values = [(series.number(row["value"]), row["trial"]) for row in known]
-    ordered = [(value, trial) for value, trial in values if value is not None]
+    smaller = searcher.smaller_is_better
+    found = {
+        trial.number: series.best_validation(trial, searcher.metric, smaller)
+        for trial in gathered.trials
+    }
+    ordered = [(series.number(best[1]), trial) for trial, best in found.items() if best is not None]
     if not ordered:
         hint = f"name a trial: {gathered.id}/1"
         raise NotFound(f"no trial has a value of {searcher.metric}", where=gathered.id, hint=hint)
-    pick = min if searcher.smaller_is_better else max
+    pick = min if smaller else max
     return int(pick(ordered)[1])
 
 

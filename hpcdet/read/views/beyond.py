@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -46,7 +46,7 @@ def beyond(gathered: Gathered) -> list[Beyond]:
     return found
 
 
-def trained(attempts: list[GatheredAttempt]) -> int:
+def trained(attempts: Sequence[GatheredAttempt]) -> int:
     """Return the batches of all attempts together, repeated ones included."""
     begun = (next(attempt.of_kind("start"), {}).get("batches", 0) for attempt in attempts)
     pairs = zip(attempts, begun, strict=True)
@@ -80,11 +80,11 @@ def _reports(attempt: GatheredAttempt, unit: str) -> list[tuple[int, Line]]:
 def _beyond(trial: int, length: int, attempt: GatheredAttempt, report: Line, passed: int) -> Beyond:
     notices = attempt.of_kind("notice")
     told = next((line for line in notices if line["signal"] in ("paused", "stopped")), None)
-    ends = told or attempt.lines[-1]
-    seconds = _at(ends) - _at(report)
+    left = told["t"] if told is not None else attempt.heard
+    seconds = _at(left) - _at(report["t"])
     batches = max(0, (attempt.position or report["step"]) - report["step"])
     return Beyond(trial, length, batches, round(max(0.0, seconds), 3), told is not None, passed)
 
 
-def _at(line: Line) -> float:
-    return datetime.fromisoformat(line["t"]).timestamp()
+def _at(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp()

@@ -56,7 +56,7 @@ def _on_a_node(trial: GatheredTrial, names: Sequence[str]) -> list[View]:
         line
         for attempt in trial.attempts
         for line in attempt.of_kind("checkpoint_staged")
-        if line["name"] in lineage(trial.paths)
+        if line["name"] in trial.lineage
     ]
     newest = max(told, key=lambda line: staged.position(line["name"]), default=None)
     behind = max(map(staged.position, names), default=(-1, -1))

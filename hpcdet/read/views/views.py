@@ -158,9 +158,12 @@ def _trials(gathered: Gathered, stand: Standings | None) -> list[View]:
             {**_trial(gathered, each, found.get(each.number), over), **stand.row(each.number)}
             for each in gathered.trials
         ]
-    rows = metrics(gathered, group="validation", name=searcher.metric)
-    best = {row["trial"]: row for row in series.best(rows, searcher.smaller_is_better)}
-    return [_trial(gathered, trial, best.get(trial.number), over) for trial in gathered.trials]
+    rows = []
+    for trial in gathered.trials:
+        best = series.best_validation(trial, searcher.metric, searcher.smaller_is_better)
+        report = {"value": best[1], "step": best[0]} if best else None
+        rows.append(_trial(gathered, trial, report, over))
+    return rows
 
 
 def _trial(gathered: Gathered, trial: GatheredTrial, best: View | None, over: str) -> View:
@@ -192,9 +195,8 @@ def _trial(gathered: Gathered, trial: GatheredTrial, best: View | None, over: st
 
 def _last_checkpoint(trial: GatheredTrial) -> View | None:
     for attempt in reversed(trial.attempts):
-        for line in reversed(attempt.lines):
-            if line["kind"] == "checkpoint":
-                return {"name": line["name"], "step": line["step"], "time": line["t"]}
+        for line in reversed([*attempt.of_kind("checkpoint")]):
+            return {"name": line["name"], "step": line["step"], "time": line["t"]}
     return None
 
 

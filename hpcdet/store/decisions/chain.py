@@ -58,7 +58,8 @@ def read(paths: ExperimentPaths, lines: Read = journal.read) -> list[Line]:
     """Return all accepted records, in order. Each line has ``term`` beside its own ``n``.
 
     Args:
-        lines: reads a term's journal, for callers that cache what they have read.
+        lines: reads a term's journal, for callers that cache what they have read. It may leave
+            records out, but not the first one.
 
     What is not visible yet is left out at the end: the result is always a prefix of the truth,
     or a list that ends in the middle of a term that a later one has accepted.
@@ -179,8 +180,8 @@ def _follow(
         else:
             lines = read(path)
         if accepted is not None:
-            lines = lines[: accepted - known]
-        have = known + len(lines)
+            lines = [line for line in lines if line["n"] <= accepted]
+        have = lines[-1]["n"] if lines else known
         if accepted is not None and have < accepted and below is not None:
             raise IntegrityError(
                 f"record {have + 1} of {accepted} cannot be read",

@@ -2,13 +2,15 @@
 
 A folder's time changes whenever a name in it is added or removed, and a journal's size whenever it
 grows, so that a few requests to the file server replace the reading of many files. Two names may
-be added within one tick of a file system's clock: what has changed is read once more some seconds
-later. Everything is also read from time to time regardless, in case a file was written in place.
+be added within one tick of a file system's clock: what has just changed is read once more some
+seconds later. Everything is also read from time to time regardless, in case a file was written in
+place.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -20,6 +22,9 @@ TICK_S = 3.0
 
 AGAIN_S = 600.0
 """What looks as before is read again after so long."""
+
+SKEW_S = 60.0
+"""More than the clocks of this host and of a file server differ."""
 
 Look = tuple[int, ...]
 """Time, size and number of a file or folder; empty if it does not exist."""
@@ -60,8 +65,11 @@ class Seen:
     def now(cls, paths: Sequence[str], now: float, before: Seen | None = None) -> Seen:
         """Return how the files look now, of which a value has just been read."""
         found = looks(paths)
-        same = before is not None and (before.paths, before.looks) == (paths, found)
-        return cls(paths, found, before.changed if before is not None and same else now, now)
+        if before is not None and (before.paths, before.looks) == (paths, found):
+            return cls(paths, found, before.changed, now)
+        newest = max((look[0] for look in found if look), default=0)
+        rests = time.time() - newest / 1e9 > SKEW_S
+        return cls(paths, found, now - TICK_S if rests else now, now)
 
     def is_due(self, now: float) -> bool:
         """True if the value is to be read again, however the files look."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from hpcdet.store.folder.layout import CHECKPOINT_NAME, AttemptPaths, TrialPaths
 from hpcdet.store.folder.records import NO_FAULT, Claim, Control, End, Reason, Trial, Verdict
 from hpcdet.store.fs import packed
-from hpcdet.store.trials.controls import accepted, in_force
+from hpcdet.store.trials.controls import accepted
 
 State = Literal["running", "paused", "stopped", "failed", "done", "doubtful", "runnable"]
 
@@ -77,6 +77,9 @@ class AttemptFiles:
         return Verdict.read(self.paths.verdict)
 
 
+Attempt = TypeVar("Attempt", bound=AttemptFiles)
+
+
 @dataclass(frozen=True)
 class TrialFiles:
     """The records of one trial, each read at its first use."""
@@ -102,20 +105,24 @@ class TrialFiles:
     @cached_property
     def attempts(self) -> Sequence[AttemptFiles]:
         """The claimed attempts, ascending; a folder without a claim is the next one to claim."""
-        found = [self._attempt(number) for number in self.paths.numbers()]
+        return self._claimed(AttemptFiles)
+
+    def _claimed(self, of: Callable[[AttemptPaths], Attempt]) -> list[Attempt]:
+        found = [of(paths) for paths in self.paths.attempts()]
         # numbers are claimed in their order, so that only the newest may lack a claim
         while found and found[-1].claim is None:
             found.pop()
         return found
-
-    def _attempt(self, number: int) -> AttemptFiles:
-        return AttemptFiles(self.paths.attempt(number))
 
     @property
     def ended(self) -> list[tuple[AttemptFiles, End]]:
         """The ended attempts, ascending, without claims that were released."""
         found = ((one, one.end) for one in self.attempts)
         return [(one, end) for one, end in found if end is not None and end.reason != "released"]
+
+    @property
+    def lineage(self) -> Lineage:
+        return Lineage(self.control.rewinds if self.control else [])
 
     @cached_property
     def standing(self) -> Standing:
@@ -254,8 +261,7 @@ class Lineage:
 
 def lineage(trial: TrialPaths) -> Lineage:
     """Return the lineage of a trial by the control in force."""
-    control = in_force(trial)
-    return Lineage(control.rewinds if control else [])
+    return TrialFiles(trial).lineage
 
 
 def _position(name: str) -> tuple[int, int]:
@@ -275,7 +281,7 @@ def trailing_idle(ends: list[End]) -> int:
 
 def batches(trial: TrialFiles, control: Control) -> int:
     """Return the batches known to be trained, by the last verdict or the latest checkpoint."""
-    name = _latest(trial.paths, Lineage(control.rewinds))
+    name = _latest(trial.paths, trial.lineage)
     known = int(name.partition(".")[0]) if name else 0
     first = control.rewinds[-1][1] if control.rewinds else 0
     counted = (one for one in reversed(trial.attempts) if one.number >= first)
