@@ -62,7 +62,7 @@ DECISION: Shapes = {
 
 
 _NOTHING: Mapping[str, Kind] = {}
-_ABSENT = object()
+_ABSENT = ()  # which no JSON holds, and of no kind above
 
 
 def sound(lines: list[Line], shapes: Shapes, path: Path) -> list[Line]:
