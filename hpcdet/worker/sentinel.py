@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from hpcdet.control.turn.controller import Turn
+from hpcdet.control.upkeep import accounting
 from hpcdet.control.upkeep.notify import run_hook
 from hpcdet.errors import ConfigError
 from hpcdet.site.loading import from_resolved
@@ -33,7 +34,10 @@ def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:
     for turn in turns(paths, "sentinel"):
         for action in turn.actions:
             print(action, flush=True)
-        if turn.closed or (turn.held and _is_quiet(turn, submission)):
+        if turn.closed:
+            accounting.settle(paths)
+            return None
+        if turn.held and _is_quiet(turn, submission):
             return None
         if turn.held:
             alone = bool(turn.wanted) and not (turn.busy or turn.live)

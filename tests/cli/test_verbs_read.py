@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -13,9 +14,11 @@ import yaml
 
 from hpcdet.cli import main
 from hpcdet.cli.observe import follow
+from hpcdet.control.upkeep import accounting
 from hpcdet.read import report
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.lookup import find
+from hpcdet.read.views import views
 from hpcdet.search import registry
 from hpcdet.search.api import codec, events
 from hpcdet.store.config import resolved_config as config
@@ -427,3 +430,47 @@ def test_no_control_character_that_others_wrote_reaches_a_terminal_or_a_page(cli
     for key in (("ls", "json"), ("ls", "csv"), ("metrics", "odd", "jsonl"), ("report",)):
         assert r"n\u001b[31m\u009b2J" in said[key], said[key][:500]
     assert cli("ls", "-o", "json").items[0]["name"] == HOSTILE
+
+
+READERS = (
+    *("ls", "ls --trials", "status", "show digits", "metrics digits", "best digits", "eff digits"),
+    *("events digits", "explain digits", "logs digits", "ckpt ls digits", "searcher status digits"),
+    *("report digits -o {tmp}/report.html", "status digits/1 -o json", "wait digits"),
+)
+
+
+def test_verbs_that_read_write_nothing(
+    cli: Cli, swept: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*_: object) -> None:
+        raise AssertionError("accounting is asked, and its answer would be written")
+
+    monkeypatch.setattr(accounting, "settle", asked)
+
+    def held() -> dict[str, tuple[int, bytes]]:
+        files = (path for path in sorted(cli.root.rglob("*")) if path.is_file())
+        return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+    before = held()
+    for verb in READERS:
+        cli(*verb.format(tmp=tmp_path).split())
+    assert held() == before and (tmp_path / "report.html").exists()
+
+
+def test_the_newest_experiments_are_listed_without_reading_the_others(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        built = Builder(cli.root / f"digits-000{number}")
+        built.trial()
+        os.utime(built.paths.config, (number, number))
+    read: list[str] = []
+    brief = views.brief
+    monkeypatch.setattr(views, "brief", lambda one: read.append(one.id) or brief(one))
+    assert cli("ls", "--limit", "2", "-o", "id").out.split() == ["digits-0004", "digits-0005"]
+    assert read == ["digits-0005", "digits-0004"]
+    read.clear()
+    assert cli("ls", "--limit", "2", "--sort", "id", "-o", "id").out.split()[0] == "digits-0000"
+    assert len(read) == 6, "any of them may be the first by that key"
+    read.clear()
+    assert cli("ls", "--limit", "2", "--state", "ERROR", "-o", "id").out == "" and len(read) == 6

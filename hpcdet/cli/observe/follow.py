@@ -12,10 +12,11 @@ from typing import Any
 import click
 
 from hpcdet.cli.frame.ids import called, ids_argument, references
-from hpcdet.cli.frame.progress import ProgressDisplay, progress
+from hpcdet.cli.frame.progress import progress
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
 from hpcdet.errors import StillPending, Unsuccessful
+from hpcdet.read.experiment.gather import Memory
 from hpcdet.read.experiment.states import ENDED
 from hpcdet.read.views import views
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -76,26 +77,20 @@ def until(
         StillPending: the time is over.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    memories = [Memory(paths) for paths in experiments]
     with progress() as shown:
         while True:
             begin = time.monotonic()
-            items = _look(experiments, shown, turn)
+            if turn is not None:
+                turn()
+            items = [views.status(memory.look()) for memory in memories]
+            shown.update(items)
             if (all if every else any)(done(item) for item in items):
                 return items
             if deadline is not None and time.monotonic() >= deadline:
                 raise StillPending("the time to wait is over", where=_names(items))
             # looking must stay a small part of the time, however large the experiment is
             pause(min(longest_s, max(0.5, 10 * (time.monotonic() - begin))))
-
-
-def _look(
-    experiments: Sequence[ExperimentPaths], shown: ProgressDisplay, turn: Callable[[], None] | None
-) -> list[Item]:
-    if turn is not None:
-        turn()
-    items = [views.status(paths) for paths in experiments]
-    shown.update(items)
-    return items
 
 
 def ended(item: Item) -> bool:

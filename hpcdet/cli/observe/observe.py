@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hpcdet.cli.frame.times import Seconds
 from hpcdet.cli.observe import follow, standing
 from hpcdet.errors import Unsuccessful, UsageError
 from hpcdet.read.experiment import series
+from hpcdet.read.experiment.gather import Memory
 from hpcdet.read.lookup import find
 from hpcdet.read.lookup.each import of_each
 from hpcdet.read.views import views
@@ -66,12 +68,10 @@ def ls_command(
         rows = views.trials(gathered) if trials else [row]
         return [each for each in rows if not state or each["state"] in state]
 
-    found, warnings = of_each(find.experiments(settings().root), rows_of)
-    rows = [row for part in found for row in part]
+    experiments = find.experiments(settings().root)
+    rows, warnings = _newest(experiments, rows_of, None if sort else limit)
     if sort:
         rows = _sorted(rows, sort)[:limit]
-    elif limit:
-        rows = rows[-limit:]
     empty = f"no {'trials' if trials else 'experiments'} in {settings().root}"
     out.emit(rows, standing.LS_TRIALS if trials else LS, warnings=warnings, empty=empty)
 
@@ -86,6 +86,26 @@ LS = (
     Column("USER", "user", wide=True),
     Column("PATH", "path", wide=True),
 )
+
+
+def _newest(
+    experiments: list[ExperimentPaths],
+    rows_of: Callable[[ExperimentPaths], list[Item]],
+    limit: int | None,
+) -> tuple[list[Item], list[str]]:
+    """Return rows and warnings, oldest first; with ``limit`` no more are read than it takes."""
+    parts: list[list[Item]] = []
+    warnings: list[str] = []
+    left = math.inf if limit is None else limit
+    for paths in reversed(experiments):
+        if left <= 0:
+            break
+        found, warned = of_each([paths], rows_of)
+        parts += found
+        warnings += warned
+        left -= sum(map(len, found))
+    rows = [row for part in reversed(parts) for row in part]
+    return rows[-limit:] if limit else rows, warnings[::-1]
 
 
 def _sorted(rows: list[Item], by: str) -> list[Item]:
@@ -149,11 +169,12 @@ def status_command(out: Output, ids: Sequence[str], watch: str | None, exit_stat
     if watch is not None:
         every, ids = _watched(watch, ids)
     with contextlib.nullcontext() if every is None else follow.following():
-        items, warnings = _status(ids)
+        memories: dict[ExperimentPaths, Memory] | None = None if every is None else {}
+        items, warnings = _status(ids, memories)
         _print_status(out, items, [*warnings, *_drift(ids, items), *_said(items)])
         while every is not None and not all(item["state"] in follow.ENDED for item in items):
             follow.pause(every)
-            items, warnings = _status(ids)
+            items, warnings = _status(ids, memories)
             if settings().live and out.for_people:
                 click.clear()
             _print_status(out, items, warnings)
@@ -213,14 +234,27 @@ def _drift(ids: Sequence[str], items: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _status(ids: Sequence[str]) -> tuple[list[Item], list[str]]:
+def _status(
+    ids: Sequence[str], memories: dict[ExperimentPaths, Memory] | None
+) -> tuple[list[Item], list[str]]:
+    """Return items and warnings.
+
+    Args:
+        memories: of former looks, to which those of this one are added; None: it is the only look.
+    """
     root = settings().root
+
+    def look(paths: ExperimentPaths) -> Item:
+        if memories is None:
+            return views.status(paths)
+        return views.status(memories.setdefault(paths, Memory(paths)).look())
+
     if not ids:
-        return of_each(find.experiments(root), views.status)
+        return of_each(find.experiments(root), look)
     items = []
     for each in ids:
         found = find.reference(each, root)
-        item = views.status(found.paths)
+        item = look(found.paths)
         if found.trial:
             item["trials"] = [t for t in item["trials"] if t["trial"] == found.trial]
         items.append(item)
@@ -292,13 +326,6 @@ ALLOCATIONS = (
 SECTIONS = ("status", "attempts", "jobs", "allocations", "changes", "config", "provenance", "files")
 
 
-def settle(paths: ExperimentPaths) -> None:
-    """Record the accounting of a closed experiment's last workers, if that is missing."""
-    from hpcdet.control.upkeep import accounting  # with its scheduler: not for verbs that only read
-
-    accounting.settle(paths)
-
-
 @click.command("show", short_help="Everything known of an experiment, trial or attempt.")
 @id_argument()
 @click.option("--section", multiple=True, type=click.Choice(SECTIONS), help="Only this part.")
@@ -310,7 +337,6 @@ def show_command(out: Output, id: str, section: Sequence[str]) -> None:
     Example: hpcdet show digits-7f3a --section attempts
     """
     found = find.reference(id, settings().root)
-    settle(found.paths)
     item = views.show(found.paths)
     if found.trial:
         for part in ("trials", "attempts", "checkpoints"):
@@ -336,9 +362,21 @@ def show_command(out: Output, id: str, section: Sequence[str]) -> None:
         if part in chosen and item[part]:
             click.echo(f"\n{part.capitalize()}")
             out.emit(item[part], columns)
+    if "allocations" in chosen:
+        _note_uncharged(found.paths, item)
     for part in ("config", "provenance", "files"):
         if part in chosen and item[part]:
             click.echo(f"\n{part.capitalize()}\n{_yaml(item[part])}", nl=False)
+
+
+def _note_uncharged(paths: ExperimentPaths, item: Item) -> None:
+    """Say how the charges of the last workers are asked for, which outlive their experiment."""
+    charged = [row["charged_slot_hours"] is not None for row in item["allocations"]]
+    if item["state"] in follow.ENDED and any(charged) and not all(charged):
+        settings().note(
+            f"{charged.count(False)} of {len(charged)} allocations are counted, not charged; "
+            f"ask accounting for them: hpcdet searcher run --once {called(paths)}"
+        )
 
 
 def _yaml(value: Any) -> str:

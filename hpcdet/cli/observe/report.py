@@ -9,7 +9,6 @@ import click
 
 from hpcdet.cli.frame.ids import ids_argument, references
 from hpcdet.cli.frame.progress import busy
-from hpcdet.cli.observe.observe import settle
 from hpcdet.errors import UsageError
 
 
@@ -36,6 +35,5 @@ def report_command(ids: Sequence[str], out: Path | None) -> None:
         raise UsageError("one file cannot hold several experiments", where="-o", hint=hint)
     for reference in found:
         with busy(f"writing the report of {reference.paths.id}"):
-            settle(reference.paths)
             file = write(reference.paths, out)
         click.echo(str(file))

@@ -78,7 +78,8 @@ def charge(holder: Holder, places: Sequence[TaskPlace]) -> None:
 def settle(paths: ExperimentPaths) -> None:
     """Ask for the charges of a closed experiment's last workers, which no turn has read.
 
-    Best effort, for callers that are about to show them.
+    Best effort, for processes that outlive the workers: a daemon, a visit, a sentinel. Nothing is
+    asked of an experiment that is open.
     """
     if Closed.read(paths.closed) is None:
         return
