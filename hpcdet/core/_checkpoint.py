@@ -62,9 +62,9 @@ class CheckpointContext:
         own = loaded.private.get("registered") if loaded.private else None
         self._session.registered.load(loaded.shared.get("registered", {}), own)
         if self._session.virtual is not None and "rng" in loaded.shared:
-            rng.restore(loaded.shared["rng"], self._session.generators)
+            rng.restore(loaded.shared["rng"], self._session.registered.generators)
         elif loaded.private:
-            rng.restore(loaded.private["rng"], self._session.generators)
+            rng.restore(loaded.private["rng"], self._session.registered.generators)
         else:
             # another number of ranks: new streams, the same ones at each such resume
             self._session.seed(self._session.ranks.rank, self._train.units.batches)
@@ -139,7 +139,7 @@ class CheckpointContext:
             shared["registered"] = common
         if of_rank := session.registered.private():
             own["registered"] = of_rank
-        drawn = rng.capture(session.generators)
+        drawn = rng.capture(session.registered.generators)
         if session.virtual is None:
             own["rng"] = drawn
         else:
@@ -316,7 +316,7 @@ class CheckpointContext:
             self._go_on_from(loaded.manifest)
             of_this_rank = loaded.shared if session.virtual is not None else loaded.private
             if of_this_rank and "rng" in of_this_rank:
-                rng.restore(of_this_rank["rng"], session.generators)
+                rng.restore(of_this_rank["rng"], session.registered.generators)
         return state
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:

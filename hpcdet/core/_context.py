@@ -106,7 +106,7 @@ class Context:
 
     def register_generator(self, name: str, generator: rng.Generator) -> None:
         """Take a random generator of one's own (numpy, torch or python) into checkpoints."""
-        self.session.generators[name] = generator
+        self.session.registered.add(name, generator, per_rank=False)
 
     def register_state(self, name: str, item: Any, *, per_rank: bool = False) -> None:
         """Take an object with ``state_dict`` and ``load_state_dict`` into checkpoints.
@@ -126,10 +126,7 @@ class Context:
                 where=f"register_state({name!r})",
                 hint="leave per_rank out, or reproducibility.elastic: exact",
             )
-        if isinstance(item, rng.Generator):
-            self.register_generator(name, item)
-        else:
-            self.session.registered.add(name, item, per_rank=per_rank)
+        self.session.registered.add(name, item, per_rank=per_rank)
 
     def alert(
         self, title: str | None = None, description: str | None = None, level: str | None = "info"
@@ -223,7 +220,7 @@ def _at_exit() -> None:
     for context in _contexts:
         session = context.session
         if session.attached and SAYS in os.environ:
-            session.says = Path(os.environ[SAYS])
+            session.publish_at(Path(os.environ[SAYS]))
             try:
                 context.conclude()
             except BaseException as error:

@@ -84,10 +84,7 @@ class DistributedContext:
         """
         return cls.of(Ranks.from_environment())
 
-    @classmethod
-    def from_deepspeed(cls, chief_ip: str | None = None) -> DistributedContext:
-        """Same as ``from_torch_distributed``."""
-        return cls.of(Ranks.from_environment())
+    from_deepspeed = from_torch_distributed
 
     @classmethod
     def from_horovod(cls, hvd: Any, chief_ip: str | None = None) -> DistributedContext:

@@ -33,7 +33,7 @@ class PreemptContext:
         if self.cause is not None:
             return True
         self.each()
-        orders = self._session.poll(self._train.units)
+        orders = self._session.coordinator.poll(self._train.units)
         self.cause = orders.leave
         self.checkpoint_due = orders.save
         return self.cause is not None

@@ -43,7 +43,7 @@ class SearcherContext:
     @property
     def until(self) -> Length | None:
         """Length at which this trial ends; None if there is none. It may grow meanwhile."""
-        return self._session.until
+        return self._session.length.until
 
     @property
     def horizon(self) -> Length | None:
@@ -53,16 +53,16 @@ class SearcherContext:
         of learning rates has to span.
         """
         asked = self._session.config.searcher
-        return asked.first_length or asked.max_length or self._session.until
+        return asked.first_length or asked.max_length or self._session.length.until
 
     @property
     def rungs(self) -> list[Length]:
         """Where the searcher compares trials, ascending: validate, and report it, at each."""
-        return self._session.rungs
+        return self._session.length.rungs
 
     def length(self, default: int) -> int:
         """The value of ``until``, or a default where there is none."""
-        return self._session.until.value if self._session.until else default
+        return self._session.length.until.value if self._session.length.until else default
 
     def operations(
         self,
@@ -79,8 +79,8 @@ class SearcherContext:
         for rung in self.rungs[:-1]:
             if rung == owed or not self._train.units.reached(rung):
                 yield SearcherOperation(self._session, self._train, rung)
-        if self._session.until is not None:
-            yield SearcherOperation(self._session, self._train, self._session.until)
+        if self._session.length.until is not None:
+            yield SearcherOperation(self._session, self._train, self._session.length.until)
 
     def _owed(self) -> Length | None:
         """By the checkpoint alone, so that all ranks agree, whichever of them report; once."""
@@ -91,7 +91,7 @@ class SearcherContext:
 
     def get_configured_units(self) -> Unit | None:
         """The unit of the length, if one is known."""
-        return Unit[self._session.until.unit.upper()] if self._session.until else None
+        return Unit[self._session.length.until.unit.upper()] if self._session.length.until else None
 
     def acknowledge_out_of_ops(self) -> None:
         """Determined's; leaving the ``with`` block is what counts."""

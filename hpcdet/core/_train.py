@@ -13,6 +13,7 @@ from hpcdet.core.training import worth
 from hpcdet.process.console import say
 from hpcdet.store.folder.records import value
 from hpcdet.store.fs import journal
+from hpcdet.train.attempt.control_reader import experiment_best
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.attempt.verdicts import InvalidHP
 from hpcdet.train.telemetry.tracker import finite, plain
@@ -139,7 +140,7 @@ class TrainContext:
         """
         from hpcdet.checkpoint import committed
 
-        known = self._session.wanted.best()
+        known = experiment_best(self._session.place)
         saved = committed(*self._session.place.trial.checkpoint_places)
         metrics = [
             metric

@@ -57,7 +57,7 @@ class VirtualContext:
         groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         folds: dict[tuple[torch.device, torch.dtype], Fold[torch.Tensor]] = {}
         for v in self.mine:
-            self._virtual.plant(self._session.generators, "step", step, v)
+            self._virtual.plant(self._session.registered.generators, "step", step, v)
             found = [one.detach() for one in compute(v)]
             if not shapes:
                 shapes = [one.shape for one in found]
@@ -65,8 +65,8 @@ class VirtualContext:
                     groups.setdefault((one.device, one.dtype), []).append(index)
             for group, indices in groups.items():
                 fold = folds.setdefault(group, Fold(torch.Tensor.add_))
-                fold.push(v, self._flat([found[index] for index in indices]))
-        self._virtual.plant(self._session.generators, "step", step, "common")
+                fold.push(v, self._sum.flat([found[index] for index in indices]))
+        self._virtual.plant(self._session.registered.generators, "step", step, "common")
         sums: dict[int, torch.Tensor] = {}
         for group, indices in groups.items():
             flat, start = self._sum(folds[group]), 0
@@ -75,11 +75,6 @@ class VirtualContext:
                 sums[index] = flat[start:stop].view(shapes[index])
                 start = stop
         return [sums[index] for index in range(len(shapes))]
-
-    def _flat(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        size = sum(one.numel() for one in tensors)
-        rest = tensors[0].new_zeros(self._sum.padded(size) - size)
-        return torch.cat([*(one.reshape(-1) for one in tensors), rest])
 
     def check(self, private: object) -> None:
         """See that a state is the same for any number of ranks, where that is asked for.

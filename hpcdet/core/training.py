@@ -14,6 +14,7 @@ from typing import Any
 from hpcdet.errors import ConfigError
 from hpcdet.store.config.searcher_keys import Searcher
 from hpcdet.store.folder.records import value
+from hpcdet.train.attempt.control_reader import experiment_best
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.comm.agreement import Cause
 from hpcdet.train.comm.collectives import Peers
@@ -70,7 +71,7 @@ def leads(session: Session, metric: float | None) -> bool:
     As far as the holder of the lease has heard; two trials may both think so of themselves. All
     ranks call, and are told what rank 0 found.
     """
-    known = session.wanted.best() if session.ranks.chief else None
+    known = experiment_best(session.place) if session.ranks.chief else None
     if known is not None and known.trial == session.record.number:
         known = None
     ahead = known is None or beats(session, metric, value(known.metric))

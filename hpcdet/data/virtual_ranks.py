@@ -145,16 +145,17 @@ class TreeSum:
         world = virtual.ranks.world
         self._blocks = [blocks(virtual.of_rank(rank)) for rank in range(world)]
 
-    def padded(self, size: int) -> int:
-        """How many elements tensors must have to hold so many."""
-        world = self._virtual.ranks.world
-        return -(-size // world) * world
+    def flat(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """Lay tensors one behind the other, padded to a size that the ranks can share evenly."""
+        size, world = sum(one.numel() for one in tensors), self._virtual.ranks.world
+        rest = tensors[0].new_zeros(-size % world)
+        return torch.cat([*(one.reshape(-1) for one in tensors), rest])
 
     def __call__(self, fold: Fold[torch.Tensor]) -> torch.Tensor:
         """The sum, as a new tensor or one of the fold's, which are used up.
 
         Args:
-            fold: over this rank's leaves: tensors of one type and ``padded`` size.
+            fold: over this rank's leaves: tensors of one type and size, as of ``flat``.
         """
         virtual, world = self._virtual, self._virtual.ranks.world
         if world == 1:

@@ -49,7 +49,7 @@ class StepCounter:
         self.state = context.checkpoint.latest()
         self.inherited = context.checkpoint.inherited
         if self.state is not None:
-            self._random = rng.capture(context.session.generators)
+            self._random = rng.capture(context.session.registered.generators)
             self._saved = context.train.units.batches
             rng.restore_cpu(beginning)
         return self.state
@@ -79,7 +79,7 @@ class StepCounter:
     def _first(self) -> None:
         session = self.context.session
         if self._random is not None:
-            rng.restore(self._random, session.generators)
+            rng.restore(self._random, session.registered.generators)
             self._random = None
         else:  # models begin equal on all ranks; from here on each has a stream of its own
             session.seed(session.ranks.rank, 0)
@@ -89,7 +89,7 @@ class StepCounter:
         train, preempt = self.context.train, self.context.preempt
         before, now = train.units, Units(batches, records, epochs)
         train.set_progress(now)
-        self.at_rung = self.context.session.at_rung(before, now)
+        self.at_rung = self.context.session.length.at_rung(before, now)
         self.leaving = preempt.should_preempt()
         self._due = self._due or preempt.checkpoint_due
         return self.reached

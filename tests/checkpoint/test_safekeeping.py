@@ -273,7 +273,7 @@ def test_work_in_the_background_is_never_done_twice_at_once() -> None:
     assert not background.wait(0)
     go.release(2)
     assert background.wait(120) and background.results() == [0, 1]
-    background.stop()
+    background.settled(hurry=True)
     background.request()
     assert background.wait(120) and background.results() == []
 
@@ -473,7 +473,7 @@ def test_a_notice_does_not_wait_for_a_copy_and_the_next_attempt_makes_it(
 
     with monkeypatch.context() as delayed:
         delayed.setattr(replicate, "_copy_file", slow)
-        delayed.setattr("hpcdet.train.checkpoints.replication._GIVE_UP_S", 0.0)
+        delayed.setattr("hpcdet.train.checkpoints.background._GIVE_UP_S", 0.0)
         own = keeper(paths)
         assert own.save(1, {"step": 1}, None, kept=["best"])
         assert busy.wait(120)

@@ -438,9 +438,9 @@ def test_a_search_made_longer_again_and_again_is_compared_at_each_of_its_lengths
             overrides.of_submission(world.paths, 1),  # an allocation from before all that
             Deadline(None),
         )
-        session.learn_length()
+        session.length.read()
         session.tracker.close()
-        return [rung.value for rung in session.rungs]
+        return [rung.value for rung in session.length.rungs]
 
     assert rungs() == [3, 9, 27, 81]
 

@@ -231,7 +231,7 @@ def test_a_loop_says_how_many_epochs_it_has_trained(
     with core.init(checkpoint_storage=tmp_path) as context:
         session, train = context.session, context.train
         session.config = dataclasses.replace(session.config, searcher=asked)
-        session.rungs = asked.rungs
+        session.length.rungs = asked.rungs
         monkeypatch.setattr(session, "report", report)
         train.report_validation_metrics(10, {"loss": 1.0, "epochs": torch.tensor(1.0)})
         train.report_training_metrics(15, {"epochs": math.nan, "records": np.ones(2)})
@@ -251,7 +251,7 @@ def test_a_rung_that_was_left_before_its_validation_comes_again(tmp_path: Path) 
         with core.init(checkpoint_storage=tmp_path) as context:
             session = context.session
             session.config = dataclasses.replace(session.config, searcher=asked)
-            session.rungs = asked.rungs
+            session.length.rungs = asked.rungs
             context.checkpoint.latest()
             if validate:
                 context.train.report_validation_metrics(step, {"validation_loss": 1.0})

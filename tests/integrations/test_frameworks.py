@@ -327,7 +327,7 @@ def test_steps_say_where_trials_are_compared(tmp_path: Path) -> None:
     with core.init(checkpoint_storage=tmp_path) as context:
         session = context.session
         session.config = dataclasses.replace(session.config, searcher=asked)
-        session.rungs = asked.rungs
+        session.length.rungs = asked.rungs
         assert [operation.length for operation in context.searcher.operations()] == [10, 30]
         steps, found = StepCounter(context), []
         for batch in range(1, 10):

@@ -486,7 +486,7 @@ def test_a_trial_is_validated_at_every_rung(tmp_path: Path) -> None:
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             session = context.core.session
             session.config = dataclasses.replace(session.config, searcher=asked)
-            session.rungs = asked.rungs
+            session.length.rungs = asked.rungs
             super().__init__(context)
 
         def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:

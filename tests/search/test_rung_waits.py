@@ -169,11 +169,11 @@ def session(root: Path, clock: list[float], wait_s: int, end: float | None = Non
 
 
 def step(made: Session, clock: list[float], batches: int, pace_s: float = 1.0) -> Any:
-    for n in range(made._steps + 1, batches + 1):
+    for n in range(made.coordinator._steps + 1, batches + 1):
         clock[0] += pace_s
-        made.poll(Units(n))
+        made.coordinator.poll(Units(n))
     made.report("validation", Units(batches), {"validation_loss": 1.0})
-    return made.wait_at_rung()
+    return made.coordinator.wait_at_rung()
 
 
 def lines(root: Path) -> list[tuple[int, float, str]]:

@@ -160,15 +160,15 @@ def test_ranks_of_which_one_has_loaded_a_checkpoint_keep_in_step(
         place = AttemptLocation.alone(tmp_path / str(start))
         one = Session(Ranks(), place, Trial(1, {}, 7), Resolved(), Deadline(None))
         peers: Any = Talk()
-        one.peers = peers
-        one._agreement = Agreement(peers, lambda: now[0])
+        one.coordinator._peers = peers
+        one.coordinator._agreement = Agreement(peers, lambda: now[0])
         one.begin(None, Units(start))
         both.append(one)
     ran = list[tuple[bool, ...]]()
     for _ in range(60):
         for one in both:
-            one.poll(Units())
-        ran.append(tuple(one._agreement.under_way for one in both))
+            one.coordinator.poll(Units())
+        ran.append(tuple(one.coordinator._agreement.under_way for one in both))
     assert {here == there for here, there in ran} == {True}
     assert {here for here, _ in ran[20:]} == {True, False}  # one exchange for several steps
-    assert both[0]._steps == both[1]._steps == starts[0] + 60
+    assert both[0].coordinator._steps == both[1].coordinator._steps == starts[0] + 60

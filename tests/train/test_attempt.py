@@ -174,7 +174,7 @@ def test_one_order_makes_one_checkpoint(tmp_path: Path) -> None:
 def test_storage_that_is_away_for_a_moment_ends_nothing(tmp_path: Path) -> None:
     reader = "hpcdet.train.attempt.control_reader"
     away = f"import {reader} as w; w.in_force = lambda _: os.stat('/away/from/here')"
-    now = "self.context.core.session._control._seconds = 0"
+    now = "self.context.core.session.coordinator.preemption._control._seconds = 0"
     attempt = ranks.run(line(tmp_path / "EXP", f"{away}; {now}"))
     assert verdict_of(attempt).verdict == "done"
 

@@ -134,6 +134,6 @@ def test_the_first_step_which_compiles_says_nothing_of_the_others(tmp_path: Path
         Ranks(), AttemptLocation.alone(tmp_path), Trial(1, {}, 7), Resolved(), deadline
     )
     for expected in (False, True):
-        session._last_step -= 1000
-        session.poll(Units(1))
+        session.coordinator._timer._since -= 1000
+        session.coordinator.poll(Units(1))
         assert (deadline.needed_s > 1000) is expected

@@ -305,7 +305,7 @@ def test_of_metrics_only_validations_are_waited_for(
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), fsync(fd)))
     for step in range(1, 101):
         session.report("training", Units(step), {"loss": 0.5})
-        session.poll(Units(step))
+        session.coordinator.poll(Units(step))
     assert not synced
     session.report("validation", Units(100), {"validation_loss": 0.5})
     assert len(synced) == 1
@@ -328,12 +328,12 @@ def test_a_trial_canceled_at_once_leaves_without_saving_though_told_to_save(
     place = AttemptLocation.of(trial.root.parent.parent, 1, 1)
     session = Session(Ranks(), place, Trial(1, {}, 7), Resolved(), Deadline(None))
     session.begin(None, Units())
-    session.poll(Units(1))
+    session.coordinator.poll(Units(1))
     Control("kill", now=True, term=9).write_once(trial.control(99))
     monkeypatch.setattr(signals, "heard", lambda: "SIGTERM")
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(Left):
-        session.poll(Units(2))
+        session.coordinator.poll(Units(2))
     assert journal.read(place.attempt.journal)[-1]["kind"] != "notice"
 
 

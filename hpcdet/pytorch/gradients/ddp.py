@@ -25,7 +25,9 @@ class DdpReducer(AveragingReducer):
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         session = self._session
         devices = [session.device] if session.device.type == "cuda" else None
-        parallel = Parallel(super().distribute(model), session.generators, device_ids=devices)
+        parallel = Parallel(
+            super().distribute(model), session.registered.generators, device_ids=devices
+        )
         parallel.compression = Compression(parallel, session.config.optimizations)
         parallel.phases = self._phases
         return parallel

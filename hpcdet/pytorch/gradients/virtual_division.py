@@ -77,13 +77,13 @@ class VirtualDivision(Division):
     @contextlib.contextmanager
     def _as(self, v: int, *where: int | str) -> Iterator[None]:
         """With a virtual rank's random numbers and metric reducers in place."""
-        self._virtual.plant(self._session.generators, *where, v)
+        self._virtual.plant(self._session.registered.generators, *where, v)
         with self._apart.of(v):
             yield
 
     def _plant(self, *where: int | str) -> None:
         """Use random numbers that all ranks share, wherever they are drawn."""
-        self._virtual.plant(self._session.generators, *where, "common")
+        self._virtual.plant(self._session.registered.generators, *where, "common")
 
     # -- metrics -----------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class VirtualDivision(Division):
             "ranks": self.count,
             "training_metrics": self._everyone(mine),
             "reducers": self._apart.state(reducers),
-            "rng": self._session.peers.broadcast(rng.capture(self._session.generators)),
+            "rng": self._session.peers.broadcast(rng.capture(self._session.registered.generators)),
         }
         return {"virtual": state}
 
@@ -143,7 +143,7 @@ class VirtualDivision(Division):
         for v, tally in self._tallies.items():
             tally.load(state["training_metrics"][v], device)
         self._apart.load(state["reducers"])
-        rng.restore(state["rng"], self._session.generators)
+        rng.restore(state["rng"], self._session.registered.generators)
 
     def begin_random(self, batches: int) -> None:
         self._plant("begin", batches)

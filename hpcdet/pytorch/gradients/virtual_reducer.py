@@ -92,7 +92,7 @@ class VirtualReducer(GradientReducer):
             self._buffers.settle(self._virtual, self._alike())
             self._give()
         # what is drawn from here on is drawn by all ranks alike
-        self._virtual.plant(self._session.generators, "step", self._batches, "common")
+        self._virtual.plant(self._session.registered.generators, "step", self._batches, "common")
         for one in self._asked:
             one()
         self._asked = []
@@ -211,20 +211,14 @@ class VirtualReducer(GradientReducer):
         """
         leaf = fold.parts[0][1]
         if self._virtual.ranks.world == 1:
-            summed = self._flat(total(dict(fold.parts), self._virtual.count, _add))
+            summed = self._sum.flat(total(dict(fold.parts), self._virtual.count, _add))
         else:
             flat: Fold[torch.Tensor] = Fold(torch.Tensor.add_)
-            flat.parts = [(block, self._flat(one)) for block, one in fold.parts]
+            flat.parts = [(block, self._sum.flat(one)) for block, one in fold.parts]
             summed = self._sum(flat)
-        pieces = torch.split(summed, [one.numel() for one in leaf] + [self._rest(leaf)])
-        return [piece.view(one.shape) for piece, one in zip(pieces, leaf, strict=False)]
-
-    def _flat(self, leaf: Leaf) -> torch.Tensor:
-        return torch.cat([*(one.reshape(-1) for one in leaf), leaf[0].new_zeros(self._rest(leaf))])
-
-    def _rest(self, leaf: Leaf) -> int:
-        size = sum(one.numel() for one in leaf)
-        return self._sum.padded(size) - size
+        sizes = [one.numel() for one in leaf]
+        pieces = torch.split(summed[: sum(sizes)], sizes)
+        return [piece.view(one.shape) for piece, one in zip(pieces, leaf, strict=True)]
 
     def _give(self) -> None:
         """Add the sums over all virtual ranks to the gradients that wait for an optimizer."""

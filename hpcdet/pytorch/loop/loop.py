@@ -149,7 +149,7 @@ class Loop:
         if self._plan.test_mode:
             return Length("batches", self._core.first_batch + 1)
         wanted = self._plan.max_length
-        return self._session.until or (wanted.length() if wanted else None)
+        return self._session.length.until or (wanted.length() if wanted else None)
 
     def _reached(self) -> bool:
         until = self._until()
@@ -224,9 +224,9 @@ class Loop:
         self._core.profiler.tick()
         if plan.reporting_period.due(before, units) or self._reached():
             self._report_training()
-        orders = self._session.poll(units, stop=self._context.get_stop_requested())
+        orders = self._session.coordinator.poll(units, stop=self._context.get_stop_requested())
         self._saves.announce()
-        at_rung = self._session.at_rung(before, units)
+        at_rung = self._session.length.at_rung(before, units)
         self._progress.owed = (
             self._reached()
             or at_rung
@@ -285,18 +285,18 @@ class Loop:
             kept += ("all",)
         if self._reached():
             kept += ("end",)
-        elif self._session.stops(self._context.get_stop_requested()):
+        elif self._session.coordinator.stops(self._context.get_stop_requested()):
             self._saves.save(kept, metric=metric, wait=True)
             return "stopped"
         if kept or self._save_due:
             self._saves.save(kept, metric=metric, must="end" in kept)
-        if not self._reached() and (cause := self._session.wait_at_rung()):
+        if not self._reached() and (cause := self._session.coordinator.wait_at_rung()):
             self._saves.save_last((), cause)
             return cause
         return None
 
     def _poll_validation(self) -> bool:
-        orders = self._session.poll(self._progress.units, stepped=False)
+        orders = self._session.coordinator.poll(self._progress.units, stepped=False)
         self._leave = orders.leave
         self._save_due = self._save_due or orders.save
         return orders.leave is not None

@@ -78,8 +78,8 @@ class Saves:
         context, session, units = self._context, self._session, self._progress.units
         context.reducer.sync_buffers()
         common, own = accumulated.waiting(trial_state.parameters(context), session.peers)
-        self._progress.stop = session.stop.anywhere(session.peers)
-        self._progress.stopped = session.stop.obeyed
+        self._progress.stop = session.coordinator.stop.anywhere(session.peers)
+        self._progress.stopped = session.coordinator.stop.obeyed
         state = trial_state.shared(context, self._callbacks, self._progress.encode(), common)
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(state)
@@ -139,7 +139,7 @@ class Saves:
             if loaded.manifest.inherited:
                 self._progress.best = self._progress.stop = None  # they were its parent's
                 self._progress.stopped = False
-            self._session.stop.learn(self._progress.stop)
+            self._session.coordinator.stop.learn(self._progress.stop)
             self.changed = False
         return loaded
 
@@ -189,6 +189,6 @@ class Saves:
         if loaded is not None and division.is_in(loaded.shared):
             return  # each step begins its own
         if loaded is not None and loaded.private:
-            rng.restore(loaded.private["rng"], self._session.generators)
+            rng.restore(loaded.private["rng"], self._session.registered.generators)
         else:  # at the beginning, and with another number of ranks
             division.begin_random(self._progress.units.batches)

@@ -61,7 +61,7 @@ def private(
     reducers = context.reducers.of(training=True)
     registered = context.core.session.registered.private()
     state = {
-        "rng": rng.capture(context.core.session.generators),
+        "rng": rng.capture(context.core.session.registered.generators),
         "gradients": gradients,
         "training_metrics": context.division.tally.state(),
         "reducers": {name: state_of(one) for name, one in reducers.items()},

@@ -79,7 +79,7 @@ def _known(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback
     yield context.scaler
     yield from context.reducers
     yield from callbacks.values()
-    yield from context.core.session.generators.values()
+    yield from context.core.session.registered.generators.values()
     for item in context.core.session.registered:
         yield item
         if isinstance(item, torch.nn.Module):

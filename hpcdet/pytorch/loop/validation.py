@@ -58,7 +58,7 @@ class Validator:
 
     def run(self) -> dict[str, Any] | None:
         """The metrics, on all ranks; None if it was interrupted."""
-        generators = self._context.core.session.generators
+        generators = self._context.core.session.registered.generators
         before = rng.capture(generators)
         states = {name: copy.deepcopy(one.state_dict()) for name, one in self._callbacks.items()}
         try:

@@ -106,7 +106,7 @@ def _attached(ranks: Ranks, place: AttemptLocation) -> Session:
         deterministic.demand()
     _meet(ranks, place, config)
     session = Session(ranks, place, record, config, Deadline.from_environment())
-    session.learn_length()
+    session.length.read()
     return session
 
 

@@ -44,6 +44,10 @@ class StopRequest:
         """End training here; no rank asks from now on."""
         self.asked, self.obeyed = None, True
 
+    def close(self) -> None:
+        """The attempt has ended: what is saved from now on does not record the stop."""
+        self.obeyed = False
+
     def due(self, step: int) -> bool:
         """Whether training ends after this step."""
         if self.asked is None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+_LOOK_S = 0.2
+_GIVE_UP_S = 2.0
 
 
 class Background(Generic[T]):
@@ -66,6 +68,14 @@ class Background(Generic[T]):
             thread.join(seconds)
         return self._thread is None
 
-    def stop(self) -> None:
-        """Give up what is being done, and do nothing more."""
+    def settled(self, *, hurry: bool) -> bool:
+        """Wait for a moment; return True once nothing is being done.
+
+        Args:
+            hurry: give up what is being done, do nothing more, and return True at once.
+        """
+        if not hurry:
+            return self.wait(_LOOK_S)
         self._stop.set()
+        self.wait(_GIVE_UP_S)  # while it verifies it does not listen; to be cut off is harmless
+        return True

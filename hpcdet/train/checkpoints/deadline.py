@@ -103,6 +103,30 @@ class Deadline:
         return left is None or saves * self._save_s <= left
 
 
+class StepTimer:
+    """Measures steps for a deadline; the first of each kind, which compiles, is left out."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+        self._measured: set[bool] = set()
+        self._since = time.monotonic()
+
+    def restart(self) -> None:
+        """A step begins now: what came before is part of none."""
+        self._since = time.monotonic()
+
+    def lap(self, trained: bool) -> bool:
+        """A step has ended, of training or of validation; return True for the first of its kind."""
+        now = time.monotonic()
+        first = trained not in self._measured
+        if first:
+            self._measured.add(trained)
+        else:
+            self._deadline.learn_step(now - self._since)
+        self._since = now
+        return first
+
+
 class Every:
     """True once per period, the first time after one period has passed."""
 

@@ -27,8 +27,6 @@ from hpcdet.train.checkpoints.background import Background
 from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.telemetry.tracker import Tracker
 
-_LOOK_S = 0.2
-_GIVE_UP_S = 2.0
 _SPARE = 1.25
 """So much more room than the last checkpoint took must be there for the next one."""
 
@@ -153,7 +151,7 @@ class Stage:
         settled = given_up = False
         while not settled:
             given_up = hurry()
-            settled = self._drain is None or self._settled(self._drain, given_up)
+            settled = self._drain is None or self._drain.settled(hurry=given_up)
             if together:
                 settled, given_up = self._peers.broadcast((settled, given_up))
         problem = "" if given_up or self._drain is None else self._left_behind()
@@ -166,13 +164,6 @@ class Stage:
         assert self.folder is not None
         left = staged.waiting(self.folder, self._place.trial)
         return f"{left[0]} could not be copied from this node: {self._why}" if left else ""
-
-    def _settled(self, drain: Background[Drained], hurry: bool) -> bool:
-        if not hurry:
-            return drain.wait(_LOOK_S)
-        drain.stop()
-        drain.wait(_GIVE_UP_S)
-        return True
 
     def leave(self) -> None:
         """Rank 0: the trial needs nothing here any more, unless something still waits."""

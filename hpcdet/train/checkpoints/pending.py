@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from hpcdet.checkpoint import CheckpointFailed, Saved, Saving, StateError
 from hpcdet.errors import UsageError
@@ -11,6 +12,16 @@ from hpcdet.process.location import AttemptLocation
 from hpcdet.store.trials import standing
 from hpcdet.store.trials.manifests import ManifestMeta
 from hpcdet.train.comm.collectives import Peers
+
+
+class SaveOptions(TypedDict, total=False):
+    """The options of ``Keeper.save``."""
+
+    kept: Sequence[str]
+    metric: float | None
+    must: bool
+    wait: bool
+    alone: bool
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,6 @@ from hpcdet.train.checkpoints.background import Background
 from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.telemetry.tracker import Tracker
 
-_LOOK_S = 0.2
-_GIVE_UP_S = 2.0
-
 
 class Copies:
     """Does nothing where an experiment is all in one place."""
@@ -75,17 +72,10 @@ class Copies:
             return
         settled = False
         while not settled:
-            settled = self._safe is None or self._settled(self._safe, hurry())
+            settled = self._safe is None or self._safe.settled(hurry=hurry())
             if together:
                 settled = self._peers.broadcast(settled)
         self.note()
-
-    def _settled(self, safe: Background[Secured], hurry: bool) -> bool:
-        if not hurry:
-            return safe.wait(_LOOK_S)
-        safe.stop()
-        safe.wait(_GIVE_UP_S)  # while it verifies it does not listen; to be cut off is harmless
-        return True
 
     def _secure(self, stop: Callable[[], bool]) -> Secured:
         experiment, trial = self._place.experiment, self._place.trial.number

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdet.data import rng
 from hpcdet.data.streams import State, Stateful
 from hpcdet.errors import UsageError
 from hpcdet.train.comm.collectives import Peers
@@ -18,17 +19,25 @@ class _Entry:
 
 
 class Registry:
-    """Objects with ``state_dict`` and ``load_state_dict``, by name."""
+    """Objects with ``state_dict`` and ``load_state_dict``, by name.
+
+    Attributes:
+        generators: random generators of the user's own, by name.
+    """
 
     def __init__(self) -> None:
+        self.generators: dict[str, rng.Generator] = {}
         self._entries: dict[str, _Entry] = {}
 
     def add(self, name: str, item: Any, *, per_rank: bool) -> None:
-        """Take an object in.
+        """Take an object in, or a random generator.
 
         Raises:
             UsageError: it cannot say its state, or the name is taken.
         """
+        if isinstance(item, rng.Generator):
+            self.generators[name] = item
+            return
         if not isinstance(item, Stateful):
             raise UsageError(
                 f"a {type(item).__name__} has no state_dict and load_state_dict",
