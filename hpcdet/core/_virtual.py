@@ -69,11 +69,8 @@ class VirtualContext:
         self._virtual.plant(self._session.registered.generators, "step", step, "common")
         sums: dict[int, torch.Tensor] = {}
         for group, indices in groups.items():
-            flat, start = self._sum(folds[group]), 0
-            for index in indices:
-                stop = start + shapes[index].numel()
-                sums[index] = flat[start:stop].view(shapes[index])
-                start = stop
+            found = self._sum.parts(self._sum(folds[group]), [shapes[index] for index in indices])
+            sums |= zip(indices, found, strict=True)
         return [sums[index] for index in range(len(shapes))]
 
     def check(self, private: object) -> None:

@@ -10,7 +10,7 @@ that divide it share the work evenly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -150,6 +150,13 @@ class TreeSum:
         size, world = sum(one.numel() for one in tensors), self._virtual.ranks.world
         rest = tensors[0].new_zeros(-size % world)
         return torch.cat([*(one.reshape(-1) for one in tensors), rest])
+
+    @staticmethod
+    def parts(flat: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
+        """Return the tensors of these shapes that ``flat`` holds, as views of it."""
+        sizes = [shape.numel() for shape in shapes]
+        found = torch.split(flat[: sum(sizes)], sizes)
+        return [one.view(shape) for one, shape in zip(found, shapes, strict=True)]
 
     def __call__(self, fold: Fold[torch.Tensor]) -> torch.Tensor:
         """The sum, as a new tensor or one of the fold's, which are used up.

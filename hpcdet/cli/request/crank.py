@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from types import TracebackType
 
 from hpcdet.cli.frame.settings import settings
 from hpcdet.control.turn import controller
@@ -48,12 +47,7 @@ class CommandCrank:
     def __enter__(self) -> CommandCrank:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.holder.close()
 
 

@@ -216,9 +216,7 @@ class VirtualReducer(GradientReducer):
             flat: Fold[torch.Tensor] = Fold(torch.Tensor.add_)
             flat.parts = [(block, self._sum.flat(one)) for block, one in fold.parts]
             summed = self._sum(flat)
-        sizes = [one.numel() for one in leaf]
-        pieces = torch.split(summed[: sum(sizes)], sizes)
-        return [piece.view(one.shape) for piece, one in zip(pieces, leaf, strict=True)]
+        return self._sum.parts(summed, [one.shape for one in leaf])
 
     def _give(self) -> None:
         """Add the sums over all virtual ranks to the gradients that wait for an optimizer."""

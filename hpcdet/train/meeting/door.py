@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from hpcdet.errors import Unavailable
 from hpcdet.train.meeting import proof
@@ -68,12 +67,7 @@ class Door:
     def __enter__(self) -> Door:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for one in self._listeners:
             one.close()
         if self.folder:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from types import TracebackType
 
 PHASES = (
     "data",
@@ -73,10 +72,5 @@ class Within:
     def __enter__(self) -> None:
         self._before = self._phases.switch(self._phase)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._phases.switch(self._before)
