@@ -59,10 +59,9 @@ def beats(session: Session, metric: float | None, best: float | None) -> bool:
     """True if a metric is better than the best so far; None, NaN and infinities never are."""
     if metric is None or not math.isfinite(metric):
         return False
-    smaller = session.config.searcher.smaller_is_better
     if best is None or not math.isfinite(best):
         return True
-    return metric < best if smaller else metric > best
+    return metric < best if session.config.searcher.smaller_is_better else metric > best
 
 
 def leads(session: Session, metric: float | None) -> bool:

@@ -7,6 +7,8 @@ import os
 from hpcdet import core
 from hpcdet.errors import ConfigError
 
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
 
 def announce(context: core.Context, *, also_alone: bool = False) -> None:
     """Set ``RANK``, ``WORLD_SIZE`` and the like for this process; none if it is alone.
@@ -18,15 +20,10 @@ def announce(context: core.Context, *, also_alone: bool = False) -> None:
     """
     ranks = context.session.ranks
     if ranks.world == 1 and not also_alone:
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        for name in _VARIABLES:
             os.environ.pop(name, None)
         return
-    os.environ.update(
-        RANK=str(ranks.rank),
-        WORLD_SIZE=str(ranks.world),
-        LOCAL_RANK=str(ranks.local),
-        LOCAL_WORLD_SIZE=str(ranks.local_world),
-    )
+    os.environ.update({name: ranks.variables()[name] for name in _VARIABLES})
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "0")
 

@@ -93,11 +93,11 @@ def close(holder: Holder, fleet: FleetView) -> bool:
     end = path.stem.replace("closed", "end")
     notify(holder, f"{end} {state}: {why}", "end", f"{state}: {why}")
     pack_all(holder)
-    if any(asked(holder)):
+    if any(asked(holder.paths, holder.decided)):
         return False
     holder.fence()
     Closed(state, why, holder.lease.term, files.now()).write_once(path)
-    for seq, command in asked(holder):  # of a user who still found it open
+    for seq, command in asked(holder.paths, holder.decided):  # of a user who still found it open
         if state != "CANCELED" and command.verb in REOPENING:
             Reopened(seq, command.user, command.at).write_once(reopening)
             return False

@@ -19,23 +19,23 @@ from hpcdet.store.trials import standing as trials
 
 def obey(holder: Holder) -> None:
     """Obey the users' new commands, in their order."""
-    for seq, command in asked(holder):
+    for seq, command in asked(holder.paths, holder.decided):
         _obey(holder, seq, command)
 
 
-def asked(holder: Holder) -> Iterator[tuple[int, Command]]:
+def asked(paths: ExperimentPaths, decided: Decided) -> Iterator[tuple[int, Command]]:
     """Yield the commands that have not been obeyed, up to one that cannot be read yet."""
-    for seq in packed.numbers(holder.paths.commands, ".json"):
-        if seq <= holder.decided.user.commands:
+    for seq in packed.numbers(paths.commands, ".json"):
+        if seq <= decided.user.commands:
             continue
-        command = Command.read(holder.paths.command(seq))
+        command = Command.read(paths.command(seq))
         if command is None:
             return
         yield seq, command
 
 
 def _obey(holder: Holder, seq: int, command: Command) -> None:
-    refused = _refusal(holder, command)
+    refused = _refusal(holder.paths, holder.decided, command)
     again = holder.decided.searcher.broken or holder.decided.aimless
     arguments: dict[str, Any] = command.arguments
     try:
@@ -65,15 +65,14 @@ def _obey(holder: Holder, seq: int, command: Command) -> None:
             holder.ask_again()
 
 
-def _refusal(holder: Holder, command: Command) -> str:
+def _refusal(paths: ExperimentPaths, decided: Decided, command: Command) -> str:
     """Return why a command cannot be obeyed; "" if it can."""
-    decided = holder.decided
     if command.trial and command.trial not in decided.trials.plans:
         return f"there is no trial {command.trial}"
     if command.verb in ("retry", "resume", "pause") and decided.user.canceled:
         return "the experiment has been canceled"
     if command.verb == "resume" and command.arguments.get("from"):
-        return _no_rewind(holder.paths, holder.decided, command)
+        return _no_rewind(paths, decided, command)
     if command.verb == "resume" and command.trial:
         plan = decided.trials.plans[command.trial]
         if plan.searcher == "pause" and not plan.ended:

@@ -107,13 +107,8 @@ class Session:
 
     def begin(self, origin: Manifest | None, units: Units) -> None:
         """Say that this attempt goes on from a checkpoint (None: from the beginning)."""
-        if self.ranks.chief:
-            # with virtual ranks the number of real ones has no say in the bits
-            world = self.virtual.count if self.virtual else self.ranks.world
-            self._fingerprint = fingerprint.take(
-                self.place.experiment, world, torch.get_num_threads()
-            )
-        self._compare(origin)
+        if self.ranks.chief:  # for all ranks: it may be the only one that has begun by now
+            self._take_fingerprint(origin.meta.get("fingerprint", {}) if origin else {})
         self.coordinator.begin(units)
         self.tracker.record(
             "start",
@@ -127,15 +122,15 @@ class Session:
         self.tracker.retell(origin.meta.get("untold", ()) if origin else ())
         self.profile.begin()
 
-    def _compare(self, origin: Manifest | None) -> None:
-        """Rank 0 compares for all: it may be the only one that has begun by now."""
-        before = origin.meta.get("fingerprint", {}) if origin else {}
-        if not (self.ranks.chief and before):
-            return
-        now = self._fingerprint
-        if self.virtual is not None:  # its bits are those of any number of ranks
-            now = {**now, "world": before.get("world", "")}
-        fingerprint.compare(before, now, refuse=self.config.on_env_change == "refuse")
+    def _take_fingerprint(self, before: fingerprint.Fingerprint) -> None:
+        """Take this attempt's fingerprint, and compare it with the checkpoint's, if it has one."""
+        # with virtual ranks the number of real ones has no say in the bits
+        world = self.virtual.count if self.virtual else self.ranks.world
+        now = fingerprint.take(self.place.experiment, world, torch.get_num_threads())
+        self._fingerprint = now
+        if before:
+            now = {**now, "world": before.get("world", "")} if self.virtual else now
+            fingerprint.compare(before, now, refuse=self.config.on_env_change == "refuse")
 
     # -- while it trains ---------------------------------------------------------------------
 
