@@ -7,7 +7,7 @@ unexport WORKERS
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-determined names check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
+.PHONY: demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-determined names check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -82,6 +82,9 @@ bench-cli: setup  ## start-up times of the command line
 
 bench-index: setup  ## the SQLite index: made from nothing, and brought up to date
 	$(PY) benchmarks/bench_index.py
+
+bench-read: setup  ## status, report and ls of large experiments: time and memory beside reading each line once
+	$(PY) benchmarks/bench_read.py
 
 bench-search-control: setup  ## deciding: restart of a long search, a turn over many trials, report to directive
 	$(PY) benchmarks/bench_search_control.py

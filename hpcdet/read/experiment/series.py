@@ -42,20 +42,19 @@ def metrics(
         ``value`` is a number, or ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, or what the code
         reported as structured value. ``step`` counts batches, ``time`` is ISO 8601 UTC.
     """
-    rows: list[Row] = []
-    for each in gather(source).trials:
-        if trial in (0, each.number):
-            rows.extend(_of_trial(each, timing.wanted(group)))
     return [
         row
-        for row in rows
+        for each in gather(source).trials
+        if trial in (0, each.number)
+        for row in of_trial(each, measured=timing.wanted(group))
         if (superseded or not row["superseded"])
         and fnmatchcase(row["name"], name)
         and fnmatchcase(row["group"], group)
     ]
 
 
-def _of_trial(trial: GatheredTrial, measured: bool) -> list[Row]:
+def of_trial(trial: GatheredTrial, *, measured: bool = False) -> list[Row]:
+    """Return all rows of a trial; with ``measured`` also those of ``timing`` and ``system``."""
     rows = list(_written(trial, measured))
     line = trial.lineage
     counts = (i for i, row in enumerate(rows) if line.has(row["step"], row["attempt"]))

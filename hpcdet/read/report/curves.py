@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from hpcdet.read.experiment import series
@@ -58,13 +59,48 @@ class Chart:
     reduced: bool
 
 
+@dataclass
+class _Curve:
+    """One trial's values of one metric, of which there may be very many.
+
+    Attributes:
+        first, last: the steps and the reported values at both ends.
+    """
+
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+    attempts: array[int] = field(default_factory=lambda: array("l"))
+    first: tuple[int, Any] | None = None
+    last: tuple[int, Any] | None = None
+
+    def add(self, row: dict[str, Any], value: float) -> None:
+        step = int(row["step"])
+        self.steps.append(step)
+        self.values.append(value)
+        self.attempts.append(row["attempt"])
+        if self.first is None or step < self.first[0]:
+            self.first = step, row["value"]
+        if self.last is None or step >= self.last[0]:
+            self.last = step, row["value"]
+
+    def points(self) -> list[tuple[int, float, int]]:
+        """Return step, value and attempt in the order of steps."""
+        return sorted(zip(self.steps, self.values, self.attempts, strict=True), key=itemgetter(0))
+
+    def finite(self) -> list[float]:
+        return [value for value in self.values if math.isfinite(value)]
+
+
 def charts(gathered: Gathered) -> list[Chart]:
     """Return the charts: the searcher's metric first, then validation, then the rest."""
     searcher = gathered.config.searcher
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in series.metrics(gathered):
-        if _float(row["value"]) is not None:
-            rows[row["group"], row["name"]].append(row)
+    curves: dict[tuple[str, str], dict[int, _Curve]] = defaultdict(dict)
+    for trial in gathered.trials:
+        for row in series.of_trial(trial):
+            value = _float(row["value"])
+            if value is not None and not row["superseded"]:
+                own = curves[row["group"], row["name"]]
+                own.setdefault(trial.number, _Curve()).add(row, value)
 
     def rank(key: tuple[str, str]) -> tuple[bool, bool, str, str]:
         group, name = key
@@ -75,10 +111,11 @@ def charts(gathered: Gathered) -> list[Chart]:
         anybody = ", feasible or not" if searcher.goals.constraints else ""
         return anybody if name == searcher.metric else None
 
-    chosen = sorted(rows, key=rank)[:CHARTS]
+    chosen = sorted(curves, key=rank)[:CHARTS]
     styles = {trial.number: n % _STYLES for n, trial in enumerate(gathered.trials)}
     made = (
-        _chart(key, rows[key], styles, searcher.smaller_is_better, whose(key[1])) for key in chosen
+        _chart(key, curves[key], styles, searcher.smaller_is_better, whose(key[1]))
+        for key in chosen
     )
     return [chart for chart in made if chart is not None]
 
@@ -92,30 +129,23 @@ def _float(value: Any) -> float | None:
 
 def _chart(
     key: tuple[str, str],
-    rows: Sequence[dict[str, Any]],
+    trials: dict[int, _Curve],
     styles: dict[int, int],
     smaller_is_better: bool,
     ranked: str | None,
 ) -> Chart | None:
-    trials: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        trials[row["trial"]].append(row)
-    finite = {
-        trial: [v for row in own if math.isfinite(v := float(row["value"]))]
-        for trial, own in trials.items()
-    }
     sign = 1 if smaller_is_better else -1
-    order = sorted(trials, key=lambda t: (min((sign * v for v in finite[t]), default=math.inf), t))
+    top = {n: min((sign * v for v in own.finite()), default=math.inf) for n, own in trials.items()}
+    order = sorted(trials, key=lambda n: (top[n], n))
     shown = sorted(order[:LINES])
-    values = [value for trial in shown for value in finite[trial]]
+    values = [value for n in shown for value in trials[n].finite()]
     if not values:
         return None
-    steps = [float(row["step"]) for trial in shown for row in trials[trial]]
+    steps = [float(step) for n in shown for step in trials[n].steps]
     log = min(values) > 0 and max(values) / min(values) >= _LOG_RATIO
     x = scale(steps, LEFT, RIGHT)
     y = scale(values, BOTTOM, TOP, log=log, air=0.04)
     best = order[0]
-    chosen = (min if smaller_is_better else max)(finite[best])
     return Chart(
         axes=Axes(
             [(x(tick), number(int(tick))) for tick in x.ticks() if tick == int(tick)],
@@ -124,51 +154,43 @@ def _chart(
         ),
         group=key[0],
         name=key[1],
-        lines=[
-            _line(trial, styles[trial], sorted(trials[trial], key=_step), x, y, smaller_is_better)
-            for trial in shown
-        ],
+        lines=[_line(n, styles[n], trials[n], x, y, smaller_is_better) for n in shown],
         left_out=len(trials) - len(shown),
         log=log,
         summary=(
-            f"The best value is {number(chosen)}, of trial {best}{ranked}."
+            f"The best value is {number(sign * top[best])}, of trial {best}{ranked}."
             if ranked is not None
             else f"Values from {number(min(values))} to {number(max(values))}."
         ),
-        reduced=any(len(trials[trial]) > POINTS for trial in shown),
+        reduced=any(len(trials[n].steps) > POINTS for n in shown),
     )
 
 
-def _step(row: dict[str, Any]) -> int:
-    return int(row["step"])
-
-
-def _line(
-    trial: int, style: int, rows: list[dict[str, Any]], x: Scale, y: Scale, smaller: bool
-) -> Line:
+def _line(trial: int, style: int, curve: _Curve, x: Scale, y: Scale, smaller: bool) -> Line:
     pieces: list[list[tuple[float, float]]] = [[]]
     restarts = []
-    before = rows[0]["attempt"]
-    for row in rows:
-        value = float(row["value"])
+    points = curve.points()
+    before = points[0][2]
+    for step, value, attempt in points:
         if not math.isfinite(value):
             pieces.append([])
             continue
-        pieces[-1].append((float(row["step"]), value))
-        if row["attempt"] != before:
-            restarts.append((x(row["step"]), y(value)))
-            before = row["attempt"]
+        pieces[-1].append((float(step), value))
+        if attempt != before:
+            restarts.append((x(step), y(value)))
+            before = attempt
     drawn = [reduce(piece, POINTS) for piece in pieces if piece]
-    finite = [value for piece in pieces for _, value in piece]
+    finite = curve.finite()
+    assert curve.first is not None and curve.last is not None
     return Line(
         trial=trial,
         style=style,
         paths=["M" + "L".join(f"{x(a)} {y(b)}" for a, b in p) for p in drawn if len(p) > 1],
         dots=[(x(a), y(b)) for p in drawn if len(p) == 1 for a, b in p],
         restarts=restarts,
-        count=len(rows),
-        odd=len(rows) - len(finite),
-        first=number(rows[0]["value"]),
-        last=number(rows[-1]["value"]),
+        count=len(points),
+        odd=len(points) - len(finite),
+        first=number(curve.first[1]),
+        last=number(curve.last[1]),
         best=number((min if smaller else max)(finite)) if finite else "",
     )
