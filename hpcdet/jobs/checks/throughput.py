@@ -44,7 +44,7 @@ def former(root: Path, wanted: Resolved) -> Throughput | None:
 def _of(attempt: GatheredAttempt, unit: str) -> Iterator[float]:
     """Seconds per unit from the first word of an attempt on how far it is to the last."""
     told: list[tuple[int, float]] = []
-    for line in attempt.of_kind("progress", "metrics"):
+    for line in (*attempt.of_kind("progress"), *attempt.of_kind("metrics")):
         units = line["units"] if line["kind"] == "metrics" else line
         if unit in units:
             told.append((int(units[unit]), datetime.fromisoformat(line["t"]).timestamp()))

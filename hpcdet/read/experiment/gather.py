@@ -49,12 +49,12 @@ class GatheredAttempt(AttemptFiles):
         """The lines of the journal that are not of the kinds ``journals.PASSING``."""
         return self.journal.lines
 
-    def of_kind(self, *kinds: str) -> Iterator[Line]:
-        """Yield the journal's lines of these kinds; ``PASSING`` ones are read again each time."""
-        lines = self.lines
-        if not PASSING.isdisjoint(kinds):
-            lines = sound(journal.read(self.paths.journal), ATTEMPT, self.paths.journal)
-        return (line for line in lines if line["kind"] in kinds)
+    def of_kind(self, kind: str) -> Iterator[Line]:
+        """Yield the journal's lines of a kind; those of ``PASSING`` are read again each time."""
+        if kind in PASSING:
+            path = self.paths.journal
+            return iter(sound(journal.Reader(path).read(kind), ATTEMPT, path))
+        return (line for line in self.lines if line["kind"] == kind)
 
     @cached_property
     def profiles(self) -> list[Line]:
