@@ -22,6 +22,7 @@ import pytest
 
 from hpcdet.search.registry import searcher
 from hpcdet.sim.cluster import Cluster
+from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.waits import QueueWait
 from hpcdet.store.config import resolved_config
@@ -160,7 +161,9 @@ def foretold(known: Figures, search: Search) -> tuple[float, int, Counter[int]]:
         checkpoint_every_s=4 * known.unit_s,
     )
     lengths = [rung.value for rung in resolved.searcher.rungs]
-    simulation = Simulation(searcher(resolved), cluster, Sleep(known.unit_s, search.full), lengths)
+    simulation = Simulation(
+        searcher(resolved), cluster, Sleep(known.unit_s, search.full), Reports(lengths)
+    )
     course = simulation.run()
     return course.end_s, round(course.trained_s / known.unit_s), course.at
 

@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.search.rules import RULES, Ladder
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course
+from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves
 from hpcdet.sim.waits import QueueWait
@@ -92,7 +93,7 @@ def perform(run: Run) -> Outcome:
         RULES[run.rule](ladder),
         cluster,
         curves,
-        ladder.rungs,
+        Reports(ladder.rungs),
         seed=run.seed,
         horizon_s=run.horizon * R,
     ).run()

@@ -16,6 +16,7 @@ from benchmarks.search import peers
 from benchmarks.search.rules import RULES, Ladder, Stopping
 from hpcdet.search.api import events
 from hpcdet.sim.cluster import Cluster
+from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves
 from hpcdet.units import Length
@@ -50,7 +51,7 @@ def ours(name: str, trials: int) -> list[float]:
     ladder = Ladder(workers=100, trials=trials)
     method = Timed(RULES[name](ladder))
     curves = Curves(0, ladder.full)
-    Simulation(method, Cluster(workers=100), curves, ladder.rungs).run()
+    Simulation(method, Cluster(workers=100), curves, Reports(ladder.rungs)).run()
     # the very last are of an ending search, which makes no trials any more
     return method.took[-2 * LAST : -LAST]
 

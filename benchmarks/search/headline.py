@@ -32,6 +32,7 @@ from benchmarks.search.rules import Ladder, ours
 from benchmarks.search.sampled import WORST, sampled, tpe
 from hpcdet.search.api import events
 from hpcdet.sim.cluster import Cluster
+from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves
 from hpcdet.space.space import Space
@@ -171,7 +172,7 @@ def perform(task: Task) -> list[dict[str, Any]]:
             searcher,
             Cluster(workers=1, idle_s=math.inf),
             Watched(workload, goal, searcher),
-            ladder.rungs,
+            Reports(ladder.rungs),
             seed=task.seed,
             horizon_s=full * until,
         ).run()

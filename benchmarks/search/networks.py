@@ -27,6 +27,7 @@ from sklearn.preprocessing import StandardScaler
 from benchmarks.search.rules import RULES, Ladder
 from benchmarks.search.sampled import WORST, sampled, tpe
 from hpcdet.sim.cluster import Cluster
+from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 
 warnings.filterwarnings("ignore")
@@ -168,7 +169,7 @@ def perform(task: Task) -> list[dict[str, Any]]:
             rule,
             Cluster(workers=2, idle_s=math.inf),
             networks,
-            ladder.rungs,
+            Reports(ladder.rungs),
             horizon_s=horizon,
         ).run()
         finished = [value for _, _, value in course.finished]

@@ -22,6 +22,7 @@ from benchmarks.search.rules import Ladder, ours
 from benchmarks.search.sampled import sampled, tpe
 from hpcdet.search.api import events
 from hpcdet.sim.cluster import Cluster
+from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import DIMENSIONS, Curves, curves
 from hpcdet.sim.waits import QueueWait
@@ -121,7 +122,7 @@ def perform(run: Run) -> Outcome:
         SAMPLERS[run.rule](ladder, run.seed),
         cluster,
         landscape,
-        ladder.rungs,
+        Reports(ladder.rungs),
         seed=run.seed,
         horizon_s=run.horizon * FULL,
     ).run()

@@ -18,6 +18,7 @@ from hpcdet.search.api import events
 from hpcdet.search.halving.halving import NEWEST
 from hpcdet.search.registry import searcher
 from hpcdet.sim.cluster import Cluster
+from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves
 from hpcdet.space.space import Space
@@ -87,7 +88,7 @@ def ours_model(trials: int, times: int) -> list[float]:
     known = {number: space.sample(0, number) for number in range(1, trials + 1)}
     method = Suggesting(searcher(resolved, known=known), trials + warm + 1)
     lengths = [rung.value for rung in resolved.searcher.rungs]
-    Simulation(method, Cluster(workers=25), Curves(0, 256), lengths).run()
+    Simulation(method, Cluster(workers=25), Curves(0, 256), Reports(lengths)).run()
     return method.took
 
 

@@ -29,6 +29,7 @@ from benchmarks.search.rules import METRIC, Ladder, ours
 from hpcdet.search.api import events
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course
+from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.units import Length
 
@@ -279,7 +280,7 @@ def perform(run: Run, make: Make | None = None) -> list[float]:
         (make or METHODS[run.method])(ladder, table.space, run.seed),
         Cluster(workers=run.workers, idle_s=math.inf),
         workload,
-        ladder.rungs,
+        Reports(ladder.rungs),
         seed=run.seed,
         horizon_s=horizon,
     )

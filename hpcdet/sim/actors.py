@@ -24,7 +24,7 @@ class SimulatedTrial:
         saved: length that a restore brings back; ``leaves_with`` is being saved.
         most: greatest length ever trained; ``reported`` likewise.
         heard_at: when the last of its reports came or comes to the searcher.
-        version: events in the heap that were meant for an earlier one are void.
+        version: events that were meant for an earlier one are void.
     """
 
     number: int
@@ -83,18 +83,19 @@ class SimulatedTrial:
 
 @dataclass(slots=True)
 class SimulatedWorker:
-    """A place in the job array: ``life`` counts its incarnations.
+    """A place in the job array.
 
     Attributes:
         state: ``eligible`` may run but for the throttle; ``out`` is not even submitted.
         ends: when its walltime is over.
         going: it takes no further trial.
+        version: counts its incarnations; events that were meant for an earlier one are void.
     """
 
     number: int
     rng: np.random.Generator
     state: Literal["out", "queued", "eligible", "idle", "busy"] = "out"
-    life: int = 0
+    version: int = 0
     began: float = 0.0
     ends: float = math.inf
     idle_since: float = 0.0

@@ -81,10 +81,9 @@ class JobArray:
         heapq.heappush(self._idle, worker.number)
         return now + self.cluster.idle_s
 
-    def has_idled(self, worker: SimulatedWorker, life: int, now: float) -> bool:
+    def has_idled(self, worker: SimulatedWorker, now: float) -> bool:
         """True if the worker was idle for so long that it gives its allocation back."""
-        idle = worker.life == life and worker.state == "idle"
-        return idle and now >= worker.idle_since + self.cluster.idle_s
+        return worker.state == "idle" and now >= worker.idle_since + self.cluster.idle_s
 
     def first_idle(self) -> SimulatedWorker | None:
         """Return an idle worker, no longer marked idle; None without one."""
@@ -94,7 +93,7 @@ class JobArray:
         """End an allocation, and return the worker that the throttle lets run instead."""
         self.allocated_s += now - worker.began
         worker.state, worker.trial, worker.going = "out", 0, False
-        worker.life += 1
+        worker.version += 1
         if worker.number in self._idle:
             self._idle.remove(worker.number)
             heapq.heapify(self._idle)

@@ -71,16 +71,10 @@ class Cluster:
             )
         if self.checkpoint_every_s <= 0 or not 0 <= self.repeats < 1:
             raise ValueError("checkpoint_every_s is positive, repeats a probability below 1")
-        times = (
-            self.detect_s,
-            self.save_s,
-            self.start_s,
-            self.restore_s,
-            self.poll_s,
-            self.directive_s,
-        )
+        times = (self.detect_s, self.save_s, self.start_s, self.restore_s)
+        turns = (self.poll_s, self.directive_s)
         rates = (self.preempt_per_h, self.fail_per_h, self.stragglers, self.min_segment_s)
-        if not all(0 <= value < math.inf for value in (*times, *rates)) or self.idle_s < 0:
+        if not all(0 <= value < math.inf for value in (*times, *turns, *rates)) or self.idle_s < 0:
             raise ValueError("times and rates are not negative and not infinite")
         if any(begin >= end for begin, end in self.away):
             raise ValueError("a window of nobody being there begins before it ends")

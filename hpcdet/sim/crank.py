@@ -1,8 +1,10 @@
-"""Simulated controller turns: when reports reach the searcher, and its answers."""
+"""Simulated controller turns: what trials report, when the searcher hears it, and its answers."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,45 @@ import numpy as np
 from hpcdet.search.api import events
 from hpcdet.sim.actors import SimulatedTrial
 from hpcdet.sim.cluster import Cluster
+from hpcdet.units import Length, Unit
+
+
+@dataclass
+class Reports:
+    """The reports of trials.
+
+    Attributes:
+        lengths: at which a trial validates and reports, in ``unit``; the last is the full one.
+        metric: the name under which the searcher looks for the loss.
+        smaller_is_better: otherwise the searcher is told the loss with its sign changed.
+        time_metric: of searches whose lengths are a metric: its name.
+        slots: of one trial; a report says how many slot-seconds it took so far.
+        besides: what else a trial reports at a length, by its number; as the searcher hears it.
+    """
+
+    lengths: Sequence[int]
+    unit: Unit = "batches"
+    metric: str = "validation_loss"
+    smaller_is_better: bool = True
+    time_metric: str = ""
+    slots: int = 1
+    besides: Callable[[int, int], Mapping[str, float]] | None = None
+
+    def __post_init__(self) -> None:
+        self.lengths = sorted(set(self.lengths))
+        if not self.lengths or self.lengths[0] < 1:
+            raise ValueError("a trial reports at one length at least, and no length is below 1")
+        self.full = self.lengths[-1]
+
+    def of(self, trial: SimulatedTrial, loss: float) -> events.Report:
+        """Return a trial's report at the length that it is at."""
+        metrics = {self.metric: loss if self.smaller_is_better else -loss}
+        if self.time_metric:
+            metrics[self.time_metric] = trial.at
+        if self.besides is not None:
+            metrics.update(self.besides(trial.number, trial.at))
+        length = Length(self.unit, trial.at)
+        return events.Report(trial.number, length, metrics, trial.seconds * self.slots)
 
 
 class SimulatedCrank:
@@ -40,6 +81,12 @@ class SimulatedCrank:
         seen = now + self.cluster.visible.draw(self.rng)
         trial.heard_at = max(trial.heard_at, self.cluster.turn(seen))
         return trial.heard_at
+
+    def repeats(self, now: float) -> float | None:
+        """Return when the report written now is told once more; None if it is not."""
+        if self.cluster.repeats and self.rng.random() < self.cluster.repeats:
+            return now + float(self.rng.exponential(60.0 + self.cluster.poll_s))
+        return None
 
     def bring(self, event: events.Event) -> None:
         """Make an event visible to the searcher."""

@@ -1,4 +1,4 @@
-"""The simulation: a heap of events, in which the searcher's own code decides.
+"""The simulation: an agenda of events, in which the searcher's own code decides.
 
 Times stand for journals and controls: a report is written, comes into sight, is told at a turn of
 the crank, and the decision reaches the trial, which may have trained on meanwhile. Pure: no clock,
@@ -10,8 +10,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -21,12 +22,38 @@ from hpcdet.sim.actors import Luck, SimulatedTrial, SimulatedWorker
 from hpcdet.sim.array import JobArray
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course, Moment
-from hpcdet.sim.crank import SimulatedCrank
+from hpcdet.sim.crank import Reports, SimulatedCrank
 from hpcdet.sim.surrogate import Workload
 from hpcdet.store.trials.parents import Parent
-from hpcdet.units import Length, Unit
+from hpcdet.units import Length
 
-_Handler = Callable[[Any, int], None]
+
+class Agenda:
+    """Events by time; those of one time in the order in which they were added.
+
+    Attributes:
+        now: the time of the event that is handled, or was last.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Callable[[Any], None], Any, int]] = []
+        self._added = itertools.count(1)
+
+    @property
+    def next_at(self) -> float | None:
+        """The time of the next event; None without one."""
+        return self._heap[0][0] if self._heap else None
+
+    def add(self, at: float, act: Callable[[Any], None], whom: Any) -> None:
+        """Have ``act(whom)`` called at a time; not if ``whom`` has another ``version`` by then."""
+        heapq.heappush(self._heap, (at, next(self._added), act, whom, getattr(whom, "version", 0)))
+
+    def handle(self) -> None:
+        """Handle the next event."""
+        self.now, _, act, whom, version = heapq.heappop(self._heap)
+        if getattr(whom, "version", 0) == version:
+            act(whom)
 
 
 @dataclass
@@ -34,52 +61,32 @@ class Simulation:
     """One search on one cluster. ``run`` may be called once.
 
     Attributes:
-        lengths: at which a trial validates and reports, in ``unit``; the last is the full one.
-        metric: the name under which the searcher looks for the loss.
-        time_metric: of searches whose lengths are a metric: its name.
-        smaller_is_better: otherwise the searcher is told the loss with its sign changed.
-        besides: what else a trial reports at a length, by its number; as the searcher hears it.
         begun: length at which trials begin that have no parent; their curves are their own.
-        slots: of one trial; a report says how many slot-seconds it took so far.
         horizon_s, patience: it ends then, or after so many events without a report, at the latest.
         keep: keep every moment of the course.
     """
 
-    searcher: events.Method[Any]
+    searcher: InitVar[events.Method[Any]]
     cluster: Cluster
     workload: Workload
-    lengths: Sequence[int]
-    seed: int = 0
-    unit: Unit = "batches"
-    metric: str = "validation_loss"
-    smaller_is_better: bool = True
-    time_metric: str = ""
+    reports: Reports
+    seed: InitVar[int] = 0
     horizon_s: float = math.inf
-    slots: int = 1
     begun: int = 0
-    besides: Callable[[int, int], Mapping[str, float]] | None = None
     patience: int = 100_000
     keep: bool = False
 
-    now: float = field(default=0.0, init=False)
+    agenda: Agenda = field(default_factory=Agenda, init=False)
     course: Course = field(default_factory=Course, init=False)
 
-    def __post_init__(self) -> None:
-        self.lengths = sorted(set(self.lengths))
-        if not self.lengths or self.lengths[0] < 1:
-            raise ValueError("a trial reports at one length at least, and no length is below 1")
-        self._full = self.lengths[-1]
-        self._named = {length: Length(self.unit, length) for length in self.lengths}
-        self._heap: list[tuple[float, int, _Handler, Any, int]] = []
-        self._seq = itertools.count(1)
+    def __post_init__(self, searcher: events.Method[Any], seed: int) -> None:
         self._trials: dict[int, SimulatedTrial] = {}
         self._runnable: list[int] = []  # a heap: workers take the lowest number first
         self._open = 0  # trials that run, leave, or wait for a worker
-        self._array = JobArray(self.cluster, self.seed)
-        self._luck = Luck(self.seed, len(self.lengths) + 1)
-        self._rng = np.random.default_rng((self.seed, 3))
+        self._array = JobArray(self.cluster, seed)
+        self._luck = Luck(seed, len(self.reports.lengths) + 1)
         self._at_rungs: list[tuple[SimulatedTrial, int]] = []
-        self._crank = SimulatedCrank(self.searcher, self.cluster, self._rng)
+        self._crank = SimulatedCrank(searcher, self.cluster, np.random.default_rng((seed, 3)))
         self._quiet = 0  # events since something was learnt
 
     def run(self) -> Course:
@@ -90,22 +97,19 @@ class Simulation:
         """
         self._crank.bring(events.Start())
         self._settle()
-        while self._heap and not self._finished and self._quiet < self.patience:
-            if self._heap[0][0] > self.horizon_s:
+        while not (over := self.course.over and not self._open) and self._quiet < self.patience:
+            if (at := self.agenda.next_at) is None:
+                break
+            if at > self.horizon_s:
                 return self._close(self.horizon_s)
-            self.now, _, handle, whom, version = heapq.heappop(self._heap)
-            handle(whom, version)
+            self.agenda.handle()
             self._quiet += 1
             self._settle()
-        self.course.stalled = not self._finished
-        return self._close(self.now)
-
-    @property
-    def _finished(self) -> bool:
-        return self.course.over and self._open == 0
+        self.course.stalled = not over
+        return self._close(self.agenda.now)
 
     def _close(self, at: float) -> Course:
-        self.now = at
+        self.agenda.now = at
         for trial in self._trials.values():
             if trial.state == "running":
                 self._train(trial)
@@ -117,68 +121,58 @@ class Simulation:
     def _settle(self) -> None:
         """Deliver visible events to the searcher, then give runnable trials to workers."""
         while event := self._crank.next():
-            for action in self._crank.tell(event):
-                self._do(action)
+            self._obey(self._crank.tell(event))
         while self._at_rungs:  # nothing has held it there
             trial, version = self._at_rungs.pop()
             if trial.version == version:
                 self._stretch(trial)
         while self._runnable and (worker := self._array.first_idle()):
             self._serve(worker)
-        for worker, until in self._array.submit(len(self._runnable), self.now):
-            self._push(until, self._on_grant, worker.number, worker.life)
+        for worker, until in self._array.submit(len(self._runnable), self.agenda.now):
+            self.agenda.add(until, self._grant, worker)
         while self.course.over and (worker := self._array.first_idle()):
             self._leave(worker)
-
-    def _push(self, at: float, handle: _Handler, whom: Any, version: int = 0) -> None:
-        heapq.heappush(self._heap, (at, next(self._seq), handle, whom, version))
 
     def _note(
         self, what: str, trial: int = 0, worker: int = -1, length: int = -1, why: str = ""
     ) -> None:
         if self.keep:
-            self.course.moments.append(Moment(self.now, what, trial, worker, length, why))
+            self.course.moments.append(Moment(self.agenda.now, what, trial, worker, length, why))
 
-    def _on_grant(self, number: int, life: int) -> None:
+    def _grant(self, worker: SimulatedWorker) -> None:
         """Start a worker whose wait in the queue is over."""
-        worker = self._array[number]
-        if not self._array.grant(worker, self.now):
+        if not self._array.grant(worker, self.agenda.now):
             return
-        self._note("grant", worker=number)
+        self._note("grant", worker=worker.number)
         ends, why = self._array.end(worker)
         if ends < math.inf:
-            self._push(ends, self._on_end, (number, why), worker.life)
+            self.agenda.add(ends, partial(self._end, why=why), worker)
         self._serve(worker)
 
     def _serve(self, worker: SimulatedWorker) -> None:
         """Give a worker a trial, let it wait for one, or let it leave."""
-        if not self._array.may_train(worker, self.now):
+        if not self._array.may_train(worker, self.agenda.now):
             self._leave(worker)
         elif self._runnable:
             self._start(self._trials[heapq.heappop(self._runnable)], worker)
         else:
-            until = self._array.rest(worker, self.now)
+            until = self._array.rest(worker, self.agenda.now)
             if until < math.inf:
-                self._push(until, self._on_idle, worker.number, worker.life)
+                self.agenda.add(until, self._end_idle, worker)
 
-    def _on_idle(self, number: int, life: int) -> None:
-        worker = self._array[number]
-        if self._array.has_idled(worker, life, self.now):
+    def _end_idle(self, worker: SimulatedWorker) -> None:
+        if self._array.has_idled(worker, self.agenda.now):
             self._leave(worker)
 
     def _leave(self, worker: SimulatedWorker) -> None:
         """End a worker's allocation; the next worker in line may run."""
         self._note("leave", worker=worker.number)
-        following = self._array.leave(worker, self.now)
+        following = self._array.leave(worker, self.agenda.now)
         if following:
-            self._on_grant(following.number, following.life)
+            self._grant(following)
 
-    def _on_end(self, what: tuple[int, str], life: int) -> None:
+    def _end(self, worker: SimulatedWorker, why: str) -> None:
         """Handle the end of an allocation by walltime, preemption or failure."""
-        number, why = what
-        worker = self._array[number]
-        if worker.life != life:
-            return
         if worker.state == "idle":
             self._leave(worker)
             return
@@ -204,7 +198,7 @@ class Simulation:
         self._leave(worker)
         if self.cluster.on_failure == "lost":
             trial.wanted = "lost"
-        self._push(self.now + self.cluster.detect_s, self._on_left, trial.number, trial.version)
+        self.agenda.add(self.agenda.now + self.cluster.detect_s, self._left, trial)
 
     def _start(self, trial: SimulatedTrial, worker: SimulatedWorker) -> None:
         """Begin an attempt of a trial on a worker."""
@@ -212,38 +206,36 @@ class Simulation:
         worker.state, worker.trial = "busy", trial.number
         trial.at = trial.saved
         starting = self.cluster.start_s + (self.cluster.restore_s if trial.at else 0.0)
-        trial.began = trial.since = self.now + starting
+        trial.began = trial.since = self.agenda.now + starting
         self._note("restore" if trial.at else "begin", trial.number, worker.number, trial.at)
         self._stretch(trial)
 
     def _stretch(self, trial: SimulatedTrial) -> None:
         """Train on until the next report or, if that is sooner, the target."""
-        place = trial.aim(self.lengths)
+        place = trial.aim(self.reports.lengths)
         slow = 1.0
         if spread := self.cluster.stragglers:
             slow += spread * abs(self._luck.of(trial.number, place))
         seconds = self.workload.seconds(trial.number, trial.at, trial.goal) * slow
         trial.rate = seconds / max(1, trial.goal - trial.at)
         trial.version += 1
-        self._push(trial.since + seconds, self._on_reach, trial.number, trial.version)
+        self.agenda.add(trial.since + seconds, self._reach, trial)
 
     def _train(self, trial: SimulatedTrial) -> None:
         """Account for a running trial's training up to now."""
-        spent, again = trial.train(self.now, self.cluster.checkpoint_every_s)
+        spent, again = trial.train(self.agenda.now, self.cluster.checkpoint_every_s)
         self.course.trained_s += spent
         self.course.redone_s += again
 
-    def _on_reach(self, number: int, version: int) -> None:
-        trial = self._trials[number]
-        if trial.version != version:
-            return
+    def _reach(self, trial: SimulatedTrial) -> None:
+        """Handle a trial that has come to the next report, or to its target."""
         self._train(trial)
         trial.at = trial.goal
         trial.most = max(trial.most, trial.at)
-        if trial.at in self._named:
+        if trial.at in self.reports.lengths:
             self._report(trial)
         if trial.at < trial.until:
-            self._at_rungs.append((trial, version))
+            self._at_rungs.append((trial, trial.version))
         else:
             self._finish(trial)
 
@@ -253,7 +245,7 @@ class Simulation:
         trial.saved, trial.state, trial.worker = trial.at, "ended", -1
         trial.version += 1
         self._open -= 1
-        what = "finish" if trial.at >= self._full else "target"
+        what = "finish" if trial.at >= self.reports.full else "target"
         self._note(what, trial.number, worker.number, trial.at)
         self._hear(trial, events.SegmentEnd(trial.number, "target"))
         self._free(worker)
@@ -263,27 +255,20 @@ class Simulation:
         length, number = trial.at, trial.number
         loss = self.workload.metric(number, length)
         self._note("report", number, trial.worker, length)
-        value = loss if self.smaller_is_better else -loss
-        metrics = {self.metric: value}
-        if self.time_metric:
-            metrics[self.time_metric] = length
-        if self.besides is not None:
-            metrics.update(self.besides(number, length))
-        report = events.Report(number, self._named[length], metrics, trial.seconds * self.slots)
+        report = self.reports.of(trial, loss)
         self._hear(trial, report)
         if length <= trial.reported:
             return
         trial.reported, self._quiet = length, 0
-        whole = self.workload.final(number) if length == self._full else None
-        self.course.learn(self.now, number, length, loss, whole)
-        if self.cluster.repeats and self._rng.random() < self.cluster.repeats:
-            later = float(self._rng.exponential(60.0 + self.cluster.poll_s))
-            self._push(self.now + later, self._on_repeat, report)
+        whole = self.workload.final(number) if length == self.reports.full else None
+        self.course.learn(self.agenda.now, number, length, loss, whole)
+        if (later := self._crank.repeats(self.agenda.now)) is not None:
+            self.agenda.add(later, lambda told: self._obey(self._crank.ask(told)), report)
 
     def _depart(self, trial: SimulatedTrial, why: str) -> None:
         """A running trial saves its state and leaves its worker; one at a rung reports first."""
         self._train(trial)
-        if trial.reported < trial.at and trial.at in self._named:
+        if trial.reported < trial.at and trial.at in self.reports.lengths:
             self._report(trial)
         if trial.at >= trial.until:
             self._finish(trial)
@@ -291,15 +276,12 @@ class Simulation:
         trial.leave(trial.at)
         self._note(trial.wanted if trial.wanted != "run" else "wait", trial.number, why=why)
         if self.cluster.save_s:
-            self._push(self.now + self.cluster.save_s, self._on_left, trial.number, trial.version)
+            self.agenda.add(self.agenda.now + self.cluster.save_s, self._left, trial)
         else:
-            self._on_left(trial.number, trial.version)
+            self._left(trial)
 
-    def _on_left(self, number: int, version: int) -> None:
+    def _left(self, trial: SimulatedTrial) -> None:
         """Handle a trial that left its worker; requests made meanwhile apply."""
-        trial = self._trials[number]
-        if trial.version != version:
-            return
         trial.version += 1
         trial.saved = trial.at = trial.leaves_with
         worker, trial.worker = trial.worker, -1
@@ -330,21 +312,18 @@ class Simulation:
         heapq.heappush(self._runnable, trial.number)
 
     def _hear(self, trial: SimulatedTrial, event: events.Event) -> None:
-        heard = self._crank.write(trial, event, self.now)
+        heard = self._crank.write(trial, event, self.agenda.now)
         if heard is not None:
-            self._push(heard, self._on_hear, event)
+            self.agenda.add(heard, self._crank.bring, event)
 
-    def _on_hear(self, event: events.Event, version: int) -> None:
-        self._crank.bring(event)
-
-    def _on_repeat(self, event: events.Event, version: int) -> None:
-        for action in self._crank.ask(event):
+    def _obey(self, actions: list[events.Action]) -> None:
+        for action in actions:
             self._do(action)
 
     def _do(self, action: events.Action) -> None:
         match action:
             case events.Create(number, params, _, until, parent):
-                target = until.value if until else self._full
+                target = until.value if until else self.reports.full
                 trial = self._trials[number] = SimulatedTrial(number, target)
                 origin = Parent.parse(parent) if parent else None
                 if origin is not None and origin.length is not None:
@@ -384,9 +363,11 @@ class Simulation:
         trial.wanted, trial.why = wanted, why
         if trial.state == "running":
             if self.cluster.directive_s:
-                self._push(self.now + self.cluster.directive_s, self._on_obey, trial.number)
+                self.agenda.add(
+                    self.agenda.now + self.cluster.directive_s, self._heed, trial.number
+                )
             else:
-                self._on_obey(trial.number, 0)
+                self._heed(trial.number)
         elif trial.state in ("runnable", "paused"):
             if trial.state == "runnable":
                 self._runnable.remove(trial.number)
@@ -394,7 +375,7 @@ class Simulation:
                 self._open -= 1
             self._park(trial)
 
-    def _on_obey(self, number: int, version: int) -> None:
+    def _heed(self, number: int) -> None:
         trial = self._trials[number]
         if trial.state == "running" and trial.wanted != "run":
             self._depart(trial, trial.why)

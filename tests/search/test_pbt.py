@@ -18,6 +18,7 @@ from hpcdet.search.api.sampling import Blind
 from hpcdet.search.population.explore import Perturb, perturbed
 from hpcdet.search.registry import searcher
 from hpcdet.sim.cluster import Cluster
+from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves
 from hpcdet.space.domains import Categorical, Double, Int, Log, LogInt
@@ -113,7 +114,11 @@ def test_a_population_stays_whole_and_ends(synchronous: bool, places: int, fail:
         on_failure="lost" if fail else "checkpoint",
     )
     course = Simulation(
-        watched, cluster, Curves(1, FULL, 36.0), range(10, FULL + 1, 10), seed=1, metric="loss"
+        watched,
+        cluster,
+        Curves(1, FULL, 36.0),
+        Reports(range(10, FULL + 1, 10), metric="loss"),
+        seed=1,
     ).run()
     assert course.over and not course.stalled
     copies = [a for _, actions in watched.told for a in actions if isinstance(a, api.Create)]

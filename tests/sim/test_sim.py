@@ -17,6 +17,7 @@ from hpcdet.search.halving.rung_rules import RULES
 from hpcdet.search.registry import searcher
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course
+from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.forecast import Forecast
 from hpcdet.sim.surrogate import Curves
@@ -96,7 +97,8 @@ class Ladder:
 def run(method: events.Searcher, cluster: Cluster, *lengths: int, **more: Any) -> Course:
     curves = Curves(more.get("seed", 0), max(lengths))
     name = "loss" if isinstance(method, Ladder) else "validation_loss"
-    return Simulation(method, cluster, curves, lengths, metric=name, keep=True, **more).run()
+    reports = Reports(lengths, metric=name)
+    return Simulation(method, cluster, curves, reports, keep=True, **more).run()
 
 
 def test_workers_take_trials_one_after_the_other() -> None:
@@ -317,14 +319,16 @@ def test_rules_where_trials_come_to_their_end_before_they_hear(
             watched,
             cluster,
             Curves(seed, rungs[-1]),
-            rungs,
+            Reports(
+                rungs,
+                metric="loss",
+                time_metric="seen" if method.defined.timed else "",
+                smaller_is_better=method.sign > 0,
+            ),
             seed=seed,
             keep=True,
-            metric="loss",
-            time_metric="seen" if method.defined.timed else "",
-            smaller_is_better=method.sign > 0,
         )
-        watched.now = lambda simulation=simulation: simulation.now
+        watched.now = lambda agenda=simulation.agenda: agenda.now
         course = simulation.run()
         assert course.over and not course.stalled
         ends = {moment.trial: moment.at_s for moment in course.moments if moment.what == "finish"}

@@ -23,6 +23,7 @@ from hpcdet.search.registry import searcher
 from hpcdet.search.stopping import rules_from_config
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course
+from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.forecast import Forecast
 from hpcdet.sim.surrogate import Besides, Curves
@@ -222,14 +223,16 @@ def _courses(
                 searcher(unbound, wanted.model_dir.absolute(), history=wanted.history),
                 cluster,
                 training,
-                lengths,
+                Reports(
+                    lengths,
+                    unit,
+                    asked.metric,
+                    asked.smaller_is_better,
+                    asked.time_metric or "",
+                    resolved.resources.slots_per_trial,
+                    Besides(asked.goals, seed, lengths[-1]) if asked.goals.several else None,
+                ),
                 seed=seed,
-                unit=unit,
-                metric=asked.metric,
-                smaller_is_better=asked.smaller_is_better,
-                time_metric=asked.time_metric or "",
-                besides=Besides(asked.goals, seed, lengths[-1]) if asked.goals.several else None,
-                slots=resolved.resources.slots_per_trial,
                 begun=wanted.begun,
             )
             courses.append(_whole(simulation.run(), seed))

@@ -47,8 +47,7 @@ class Wanted:
         Raises:
             OSError: the storage is away.
         """
-        attached = self._place.experiment is not None
-        control = in_force(self._place.trial) if attached else None
+        control = in_force(self._place.trial) if self._place.experiment is not None else None
         if control is None:
             return
         if control.action == "kill" and control.now:

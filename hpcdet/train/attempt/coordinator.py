@@ -89,8 +89,8 @@ class Coordinator:
         self.length = TrainingLength(config.searcher, wanted, peers)
         self.preemption = Preemption(wanted, deadline, keeper, tracker, chief=ranks.chief)
         # with virtual ranks a run ends alike, whatever the number of real ones
-        exact = config.reproducibility.elastic is not None
-        self.stop = StopRequest(at_once=ranks.world == 1 and not exact)
+        at_once = ranks.world == 1 and config.reproducibility.elastic is None
+        self.stop = StopRequest(at_once=at_once)
         self._peers, self._keeper, self._tracker, self._profile = peers, keeper, tracker, profile
         self._rung_wait = RungWait(place, config, wanted, tracker)
         self._agreement = Agreement(peers)

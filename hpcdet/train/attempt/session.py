@@ -206,8 +206,8 @@ class Session:
             self.keeper.donates = cause == "completed"
             self.keeper.sweep(resume=1)
         hurried = cause in ("signal", "walltime")
-        hurries = self.coordinator.preemption.hurries
-        self.keeper.settle(lambda: hurried or hurries(), ends=not hurried)
+        preemption = self.coordinator.preemption
+        self.keeper.settle(lambda: hurried or preemption.hurries(), ends=not hurried)
         if self.ranks.chief:
             if not hurried:
                 self.keeper.leave(done)

@@ -119,9 +119,8 @@ class StepTimer:
         """A step has ended, of training or of validation; return True for the first of its kind."""
         now = time.monotonic()
         first = trained not in self._measured
-        if first:
-            self._measured.add(trained)
-        else:
+        self._measured.add(trained)
+        if not first:
             self._deadline.learn_step(now - self._since)
         self._since = now
         return first
