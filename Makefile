@@ -7,7 +7,7 @@ unexport WORKERS
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-determined names check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
+.PHONY: demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -32,6 +32,9 @@ test-frameworks:  ## every adapter on its framework, all of them installed in an
 
 test-determined: setup  ## Determined's own examples, unmodified: make test-determined DETERMINED=/path/to/its/repository
 	$(PY) -m tests.determined_corpus $(or $(DETERMINED),$(error DETERMINED names a clone of Determined's repository, as of 0.38)) $(NAMES)
+
+schemas: setup  ## hpcdet/read/schemas and docs/reference/json.md, from the classes of what verbs print
+	$(PY) scripts/schemas.py
 
 names: setup  ## docs/reference/determined-names.md, from the recorded names and hpcdet's own tables
 	$(PY) -m tests.determined_names

@@ -97,12 +97,12 @@ def test_what_the_policy_keeps_is_copied_and_the_rest_goes(tmp_path: Path) -> No
     modes = {stat.S_IMODE(p.stat().st_mode) for p in (trial.kept or Path()).rglob("*")}
     assert modes == {0o700, 0o600}
     rows = views.checkpoints(paths)
-    assert [(row["step"], row["on"]) for row in rows] == [
+    assert [(row.step, row.on) for row in rows] == [
         (1, ["scratch", "project"]),
         (3, ["scratch", "project"]),
         (4, ["scratch"]),
     ]
-    assert all(Path(row["path"]).is_dir() and row["state"] == "complete" for row in rows)
+    assert all(Path(row.path).is_dir() and row.state == "complete" for row in rows)
 
 
 def test_a_purge_of_everything_half_a_checkpoint_or_the_mark(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_verbs_that_handle_whole_experiments_see_both_places(cli: Cli, tmp_path:
         tar.extractall(tmp_path / "unpacked", filter="data")
     whole = ExperimentPaths(tmp_path / "unpacked" / paths.id)
     assert not whole.scratch.is_symlink()
-    assert [row["step"] for row in views.checkpoints(whole)] == [1, 2]
+    assert [row.step for row in views.checkpoints(whole)] == [1, 2]
     assert steps(whole.trial(1).checkpoints) == [2] and steps(whole.trial(1).kept) == [1]
     assert whole.trial(1).attempt(1).log(0).read_text() == "hello\n"
     scratch.prepare(whole)
@@ -394,9 +394,9 @@ def test_a_purge_is_said(cli: Cli, tmp_path: Path) -> None:
         attempt.line("checkpoint", name=folder.name, step=step, digest="", bytes=9)
         checkpoint.secure(built.paths, BEST_AND_LATEST, 1, 1)
     attempt.end("preempted")
-    assert views.status(built.paths)["purged"] == []
+    assert views.status(built.paths).purged == []
     shutil.rmtree(apart(built.paths))
-    gone, behind = views.status(built.paths)["purged"]
+    gone, behind = views.status(built.paths).purged
     assert str(apart(built.paths)) in gone
     assert "goes on from 00000100.g1" in behind
     said = cli("-C", cli.root, "status", built.paths.id)

@@ -119,7 +119,7 @@ def test_training_waits_for_the_node_only_and_both_copies_serve(
     assert steps(trial.checkpoints) == []
     assert kinds(trial) == [(staged.STAGED, step) for step in (1, 2, 3, 4)]
     [row] = views.checkpoints(paths_of(trial))
-    assert (row["state"], row["step"], row["on"]) == ("staged", 4, [f"node {os.uname().nodename}"])
+    assert (row.state, row.step, row.on) == ("staged", 4, [f"node {os.uname().nodename}"])
     again = keeper(trial, 2)  # on the same node
     assert again.places[0] == node(trial)
     loaded = again.restore()
@@ -130,7 +130,7 @@ def test_training_waits_for_the_node_only_and_both_copies_serve(
     assert steps(trial.checkpoints) == [1, 4]  # of resume checkpoints the newest is worth the way
     assert steps(node(trial)) == [3, 4]
     assert {("checkpoint", 1), ("checkpoint", 4)} <= {*kinds(trial), *kinds(trial, 2)}
-    assert [row["state"] for row in views.checkpoints(paths_of(trial))] == ["complete", "complete"]
+    assert [row.state for row in views.checkpoints(paths_of(trial))] == ["complete", "complete"]
     newest = next((node(trial) / "00000004.g1").glob("*.h5"))
     newest.write_bytes(newest.read_bytes()[:-1] + b"!")
     (trial.checkpoints / "00000001.g1" / "MANIFEST.json").write_text("{}")
@@ -160,7 +160,7 @@ def test_what_was_not_copied_goes_with_the_node_and_nothing_else(
     own.leave(done=False)
     assert steps(node(trial)) == [1, 2]  # what waits stays
     shutil.rmtree(tmp_path / "node")
-    assert [row["state"] for row in views.checkpoints(paths_of(trial))] == ["complete", "staged"]
+    assert [row.state for row in views.checkpoints(paths_of(trial))] == ["complete", "staged"]
     loaded = checkpoint.restore(trial.checkpoints, staged=node(trial))
     assert loaded is not None and loaded.shared["step"] == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -228,14 +229,14 @@ def test_progress_on_a_terminal_redraws_the_lines_that_fit(
 ) -> None:
     monkeypatch.setattr(Settings, "live", True)
     item = views.status(swept.paths)
-    many = {**item, "trials": item["trials"] * 5}
+    many = dataclasses.replace(item, trials=item.trials * 5)
     with click.Context(main.cli), progress.progress() as shown:
         for lines, columns, view in ((24, 80, item), (3, 30, many), (24, 80, item)):
             monkeypatch.setenv("LINES", str(lines))
             monkeypatch.setenv("COLUMNS", str(columns))
             shown.update([view])
     first, second, third = re.split(r"\x1b\[(?:\d+)F\x1b\[J", capsys.readouterr().err)
-    assert first == third and first.count("\n") == 1 + len(item["trials"])
+    assert first == third and first.count("\n") == 1 + len(item.trials)
     assert "  trial 1     [====" in first
     assert second.count("\n") == 2 and max(map(len, second.splitlines())) == 29
 

@@ -127,16 +127,16 @@ def test_pause_resume_and_cancel(lab: Lab) -> None:
     assert cli("pause", name, "-n").out.split()[-2:] == ["would", "pause"]
     assert not paths.commands.exists()
     cli("pause", name, "--wait")
-    assert views.status(paths)["state"] == "PAUSED"
+    assert views.status(paths).state == "PAUSED"
     assert "hpcdet resume" in cli("explain", name).out
     cli("resume", name, "--set", "resources.slots_per_trial=2")
     x.until(lambda: worlds(paths) == {1, 2}, lambda: x.story(paths))
     cli("cancel", f"{name}/1", "--wait")
-    assert views.trials(paths)[0]["state"] == "CANCELED"
-    assert views.status(paths)["state"] == "RUNNING"
+    assert views.trials(paths)[0].state == "CANCELED"
+    assert views.status(paths).state == "RUNNING"
     cli("cancel", name, "--wait")
-    states = {t["trial"]: t["state"] for t in views.trials(paths)}
-    assert views.status(paths)["state"] == "CANCELED" and set(states.values()) == {"CANCELED"}
+    states = {t.trial: t.state for t in views.trials(paths)}
+    assert views.status(paths).state == "CANCELED" and set(states.values()) == {"CANCELED"}
     cli("wait", name, code=6)
 
 
@@ -157,24 +157,24 @@ def test_ctrl_c_while_waiting_leaves_the_jobs_alone(lab: Lab) -> None:
         assert process.stdout is not None
         name = process.stdout.readline().decode().strip()
         paths = find.experiment(name, lab.cli.root)
-        x.until(lambda: any(t["state"] == "RUNNING" for t in views.trials(paths)))
+        x.until(lambda: any(t.state == "RUNNING" for t in views.trials(paths)))
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=180)
     finally:
         process.kill()
         process.wait()
     assert process.returncode == 130 and f"hpcdet cancel {name}" in err.decode()
-    before = views.trials(paths)[0]["steps"]
-    x.until(lambda: views.trials(paths)[0]["steps"] > before)
-    assert views.status(paths)["health"] == "ok"
+    before = views.trials(paths)[0].steps
+    x.until(lambda: views.trials(paths)[0].steps > before)
+    assert views.status(paths).health == "ok"
     lab.cli("cancel", name, "--wait")
 
 
 def test_a_search_that_fails_ends_with_6_and_says_why(lab: Lab) -> None:
     config = lab.config(trials=1, data={"crash": {"1": [3, 2]}}, max_restarts=1)
     paths = lab.submit(config, "--wait", code=6)
-    assert views.status(paths)["state"] == "ERROR"
-    assert [a["reason"] for a in views.attempts(paths)] == ["user_error"] * 2
+    assert views.status(paths).state == "ERROR"
+    assert [a.reason for a in views.attempts(paths)] == ["user_error"] * 2
     out = lab.cli("explain", paths.id).out
     assert "the code raised an error" in out and f"hpcdet logs {paths.id}/1 --errors" in out
     assert "Traceback" in lab.cli("logs", paths.id, "--errors").out
@@ -182,8 +182,8 @@ def test_a_search_that_fails_ends_with_6_and_says_why(lab: Lab) -> None:
     lab.cli("retry", paths.id, "--state", "TIMEOUT", code=2)
     assert "trial 1" in lab.cli("retry", paths.id, "--state", "FAILED").out
     lab.cli("wait", paths.id, "--timeout", "180")
-    assert views.status(paths)["state"] == "COMPLETED"
-    assert [a["reason"] for a in views.attempts(paths)][2:] == ["completed"]
+    assert views.status(paths).state == "COMPLETED"
+    assert [a.reason for a in views.attempts(paths)][2:] == ["completed"]
 
 
 def test_a_trial_that_was_given_up_is_tried_again(lab: Lab) -> None:
@@ -194,10 +194,10 @@ def test_a_trial_that_was_given_up_is_tried_again(lab: Lab) -> None:
     config = lab.config(20_000, data=crash, max_restarts=1, environment=variables)
     paths = lab.submit(config)
     lab.cli("wait", paths.id, "--for", "running", "--timeout", "180")
-    x.until(lambda: views.trials(paths)[0]["state"] == "ERROR", lambda: x.story(paths))
+    x.until(lambda: views.trials(paths)[0].state == "ERROR", lambda: x.story(paths))
     lab.cli("retry", f"{paths.id}/1")
-    x.until(lambda: views.trials(paths)[0]["state"] == "RUNNING", lambda: x.story(paths))
-    assert views.trials(paths)[0]["failures"] == 2
+    x.until(lambda: views.trials(paths)[0].state == "RUNNING", lambda: x.story(paths))
+    assert views.trials(paths)[0].failures == 2
     lab.cli("cancel", paths.id, "--wait")
 
 
@@ -220,13 +220,13 @@ def test_a_trial_goes_on_alone_from_an_older_checkpoint_with_other_settings(lab:
     assert len(list(paths.commands.iterdir())) == 1, "nothing of that was asked"
     said = cli("resume", f"{name}/1", "--from", old, "--time", "2h").out
     assert "trial 1 alone" in said and "walltime_s=7200" in said and old in said
-    x.until(lambda: views.attempts(paths, 1)[-1]["checkpoint"] == old, lambda: x.story(paths))
-    assert [t["state"] for t in views.trials(paths)] == ["RUNNING", "PAUSED"]
-    states_ = {row["name"]: row["state"] for row in views.checkpoints(paths, 1)}
+    x.until(lambda: views.attempts(paths, 1)[-1].checkpoint == old, lambda: x.story(paths))
+    assert [t.state for t in views.trials(paths)] == ["RUNNING", "PAUSED"]
+    states_ = {row.name: row.state for row in views.checkpoints(paths, 1)}
     assert (states_[old], states_[newest]) == ("complete", "superseded")
     shown = views.show(paths)
-    assert shown["config"]["resources"]["walltime_s"] == 7200
-    assert shown["changes"][0]["origin"] == "command 2" and not shown["changes"][0]["pending"]
+    assert shown.config["resources"]["walltime_s"] == 7200
+    assert shown.changes[0].origin == "command 2" and not shown.changes[0].pending
     script = paths.script(max(paths.submissions())).read_text()
     assert "walltime_s=7200" in script
     assert "command 2 by" in cli("config", "show", name, "--origin").out
@@ -244,13 +244,13 @@ def test_cancel_now_saves_nothing_and_leaves_the_others_alone(lab: Lab) -> None:
     paths = lab.submit(lab.config(100_000, data=data))
     cli, name = lab.cli, paths.id
     x.until(lambda: all(views.attempts(paths, n) for n in (1, 2)), lambda: x.story(paths))
-    x.until(lambda: all(views.attempts(paths, n)[0]["steps"] is not None for n in (1, 2)))
+    x.until(lambda: all(views.attempts(paths, n)[0].steps is not None for n in (1, 2)))
     cli("cancel", f"{name}/1", "--now", "--wait")
-    assert [t["state"] for t in views.trials(paths)][:2] == ["CANCELED", "RUNNING"]
-    assert views.attempts(paths, 1)[0]["reason"] == "canceled"
+    assert [t.state for t in views.trials(paths)][:2] == ["CANCELED", "RUNNING"]
+    assert views.attempts(paths, 1)[0].reason == "canceled"
     cli("cancel", name, "--now", "--wait")
     assert not any(checkpoints(trial) for trial in paths.trials())
-    assert {a["reason"] for a in views.attempts(paths)} == {"canceled"}
+    assert {a.reason for a in views.attempts(paths)} == {"canceled"}
     assert "without saving" in cli("events", name, "--kind", "command").out
     said = cli("resume", name, code=2).err
     assert "CANCELED" in said and "submit it again" in said

@@ -366,8 +366,7 @@ def test_a_child_is_to_come_farther_than_it_begins_and_from_the_end_of_an_epoch(
 
 def test_a_schedule_is_without_who_has_trained_nothing(tmp_path: Path) -> None:
     rows = [
-        {"unit": "batches", "from": start, "to": end, "hyperparameters": {"n": n}, "seed": 1}
-        | {"root": "", "parent": "", "checkpoint": ""}
+        lineage.StretchView(n, start, end, "batches", {"n": n}, 1, "", "", "")
         for n, (start, end) in enumerate(((0, 9), (9, 9), (9, 30)))
     ]
     asked = resolve({"searcher": {"name": "pbt", "max_length": {"batches": 30}}})

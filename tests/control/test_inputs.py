@@ -116,8 +116,8 @@ def test_what_looks_wrong_is_asked_about_once(
 
     everybody(world, holder, train)
     status = views.status(world.paths)
-    assert (status["state"], status["stuck"]) == ("PAUSED", True) and why in status["why"]
-    assert any(why in event["text"] for event in views.events(world.paths))
+    assert (status.state, status.stuck) == ("PAUSED", True) and why in status.why
+    assert any(why in event.text for event in views.events(world.paths))
     assert told.read_text() == "stuck\n"
     while not world.paths.closed.exists():  # a policy and the rungs may both ask
         commands.ask(world.paths, "resume")
@@ -151,8 +151,8 @@ def test_a_search_that_ends_before_anybody_could_be_asked_says_what_nobody_has_s
     unseen = f"no trial of {number} has shown a finite number as 'loss'"
     why = f"{number} of {number} trials succeeded; {unseen}; the last one reports accuracy, "
     status = views.status(world.paths)
-    assert (status["state"], status["why"]) == ("COMPLETED", f"{why}loss = NaN")
-    assert status["best"] is None
+    assert (status.state, status.why) == ("COMPLETED", f"{why}loss = NaN")
+    assert status.best is None
 
 
 GOOD = """case "$q" in
@@ -211,8 +211,8 @@ def test_a_searcher_that_fails_is_repaired_and_decides_as_if_nothing_had_been(
     method.timeout_s = 1.0 if "sleep" in at_an_end else 60.0
     trained(world, holder)  # the second goes on to its end though nobody decides
     status = views.status(world.paths)
-    assert (status["state"], status["stuck"]) == ("PAUSED", True) and why in status["why"]
-    assert any(why in event["text"] for event in views.events(world.paths))
+    assert (status.state, status.stuck) == ("PAUSED", True) and why in status.why
+    assert any(why in event.text for event in views.events(world.paths))
     assert (tmp_path / "told").read_text() == "stuck\n"
     method.close()
     method.timeout_s = 60.0
@@ -232,7 +232,7 @@ def test_a_searcher_that_wants_nothing_and_does_not_end_is_asked_again(tmp_path:
     holder = world.holder()
     advance(world.paths, holder)
     trained(world, holder)
-    assert "wants no trial to run, and has not ended the search" in views.status(world.paths)["why"]
+    assert "wants no trial to run, and has not ended the search" in views.status(world.paths).why
     program(world)
     assert isinstance(world.method, Program)
     world.method.close()

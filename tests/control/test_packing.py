@@ -24,6 +24,7 @@ from hpcdet.read.experiment import gather, series
 from hpcdet.read.index import database
 from hpcdet.read.lookup import find
 from hpcdet.read.views import logs, views
+from hpcdet.read.views.items import encode
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, End, Verdict
@@ -50,8 +51,8 @@ def told(paths: ExperimentPaths) -> dict[str, Any]:
     return {
         "standings": [standing.standing(trial) for trial in paths.trials()],
         "controls": [in_force(trial) for trial in paths.trials()],
-        "status": views.status(gathered)["trials"],
-        "attempts": [{**row, "log": ""} for row in views.attempts(gathered)],
+        "status": views.status(gathered).trials,
+        "attempts": [dataclasses.replace(row, log="") for row in views.attempts(gathered)],
         "checkpoints": views.checkpoints(gathered),
         "metrics": series.metrics(gathered, superseded=True),
         "events": views.events(gathered),
@@ -362,7 +363,10 @@ def test_nobody_begins_a_trial_again_whose_archive_is_damaged(tmp_path: Path) ->
     for damage in (b"what is this", whole[: len(whole) // 2], spoilt(b"attempts/1/claim.json")):
         archive.write_bytes(damage)
         assert standing.standing(paths.trial(1)).state == "paused"
-        assert json.dumps(views.status(paths)) and standing.standing(paths.trial(2)).state == "done"
+        assert (
+            json.dumps(encode(views.status(paths)))
+            and standing.standing(paths.trial(2)).state == "done"
+        )
     archive.write_bytes(spoilt(b"attempts/2/journal.jsonl"))
     assert journal.read(paths.trial(1).attempt(2).journal) == []
     assert standing.standing(paths.trial(1)).state == "done"

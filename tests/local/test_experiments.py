@@ -21,6 +21,7 @@ from hpcdet.jobs.create import begin_from, create
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.lookup import lineage
 from hpcdet.read.views import views
+from hpcdet.read.views.trials import BestView
 from hpcdet.schedulers.local import processes
 from hpcdet.search import registry
 from hpcdet.site import Site
@@ -409,7 +410,7 @@ def test_a_population_goes_on_in_place_and_its_worst_are_replaced(lab: Lab) -> N
     assert ends.pop(1) == ["stopped"], x.story(paths)
     assert ends == {number: ["completed"] for number in (2, 3, 4)}, x.story(paths)
     parent, heir = lineage.chain(gathered, 4)
-    assert parent["trial"] == 3 and heir["checkpoint"] == f"{heir['from']:08d}.g1"
+    assert parent.trial == 3 and heir.checkpoint == f"{heir.from_:08d}.g1"
     assert x.final_digest(paths, 4) == lab.undisturbed(60, 3)
     method = Replay(registry.searcher(resolved_config.load(paths.config)), {})
     assert list(method.run(chain.read(paths))) and method.difference is None
@@ -434,13 +435,13 @@ def test_a_budget_stops_trials_at_a_checkpoint_and_more_of_it_goes_on(lab: Lab) 
         budget={"slot_hours": 5 / 3600},
     )
     paths = lab.submit(values, lab.site(limits={"kill_wait_s": 1, "poll_min_s": 0.2}))
-    x.until(lambda: views.status(paths)["state"] == "PAUSED", lambda: x.story(paths))
+    x.until(lambda: views.status(paths).state == "PAUSED", lambda: x.story(paths))
     found = views.status(paths)
-    assert "hpcdet set" in found["why"]
+    assert "hpcdet set" in found.why
     assert [set(x.ends(paths, trial)) for trial in (1, 2)] == [{"walltime"}, {"walltime"}]
-    assert all(trial["steps"] > 0 for trial in found["trials"]), x.story(paths)
-    spent = found["spent"]
-    assert 3600 * spent["training_slot_hours"] > 2 and spent["reserved_slot_hours"] == 0
+    assert all(trial.steps > 0 for trial in found.trials), x.story(paths)
+    spent = found.spent
+    assert 3600 * spent.training_slot_hours > 2 and spent.reserved_slot_hours == 0
     commands.ask(paths, "set", **{"budget.slot_hours": 1})  # type: ignore[arg-type]
     end = x.crank_to_end(paths)
     assert end.state == "COMPLETED", x.story(paths)
@@ -462,13 +463,17 @@ def test_two_objectives_and_a_hard_constraint_on_a_real_cluster(lab: Lab) -> Non
     paths = lab.submit(values)
     assert x.crank_to_end(paths).state == "COMPLETED", x.story(paths)
     status = views.status(paths)
-    rows = {row["trial"]: row for row in status["trials"]}
-    assert rows[5]["why"] == "constraint gb <= 4: gb is 5" and x.ends(paths, 5) == ["stopped"]
-    assert (rows[5]["feasible"], rows[5]["best"]) == (None, None)  # never as far as the others
+    rows = {row.trial: row for row in status.trials}
+    assert rows[5].why == "constraint gb <= 4: gb is 5" and x.ends(paths, 5) == ["stopped"]
+    beside = rows[5].compared
+    assert beside is not None and (beside.feasible, rows[5].best) == (
+        None,
+        None,
+    )  # never as far as the others
     # the better one is, the slower; all that trained in full are on the front, the best one first
-    full = [n for n in range(4, 0, -1) if rows[n]["steps"] == 40]
-    assert [row["trial"] for row in status["front"]] == full and status["compared_at"] == 40
-    assert status["best"] == {"trial": full[0], "value": 1 / full[0], "step": 40}
+    full = [n for n in range(4, 0, -1) if rows[n].steps == 40]
+    assert [row.trial for row in status.front] == full and status.compared_at == 40
+    assert status.best == BestView(trial=full[0], value=1 / full[0], step=40)
     method = Replay(registry.searcher(resolved_config.load(paths.config)), {})
     assert list(method.run(chain.read(paths))) and method.difference is None
 

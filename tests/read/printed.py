@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,18 +121,17 @@ MADE: dict[str, Callable[[Path], None]] = {
 }
 
 
-def printed(cli: Cli, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What each verb prints of one of these experiments."""
+def printed(
+    cli: Cli, name: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[list[str], str, str]]:
+    """Yield the words of each command on one of these experiments, and what it writes."""
     monkeypatch.setattr(time, "time", lambda: NOW)
     monkeypatch.setattr(files, "now", lambda: at(5000.0))
     MADE[name](cli.root / ID)
     for path in [cli.root, *cli.root.rglob("*")]:
         os.utime(path, (NOW - 60, NOW - 60), follow_symlinks=False)
-    found = []
     for argv in VERBS:
         for form in ("json", "wide"):
             words = [*argv.split(), "--utc", "-o", form]
             ran = cli(*words)
-            text = (ran.out + ran.err).replace(str(cli.root), "ROOT")
-            found.append(f"$ hpcdet {' '.join(words)}\n{text}")
-    return "\n".join(found)
+            yield words, *(text.replace(str(cli.root), "ROOT") for text in (ran.out, ran.err))

@@ -16,6 +16,7 @@ from hpcdet.read.experiment.gather import gather
 from hpcdet.read.index import database
 from hpcdet.read.lookup import lineage
 from hpcdet.read.views import views
+from hpcdet.read.views.trials import BestView
 from hpcdet.store.trials.parents import Donation
 from tests.builders import EPOCH, Builder
 from tests.commands import Cli
@@ -65,19 +66,21 @@ def test_trials_are_compared_at_the_highest_rung(
 ) -> None:
     built = made(tmp_path / "digits-7f3a", **asked)
     status = views.status(built.paths)
-    assert (status["best"]["trial"], status["best"]["value"]) == best
+    assert status.best is not None
+    assert (status.best.trial, status.best.value) == best
     assert lineage.best_trial(gather(built.paths)) == best[0]
-    assert [row["trial"] for row in status["front"]] == front
-    assert status["compared_at"] == (None if asked.get("name") else 300)
+    assert [row.trial for row in status.front] == front
+    assert status.compared_at == (None if asked.get("name") else 300)
     if "constraints" in asked:
-        assert [row["best"] for row in status["trials"][:2]] == [0.4, 0.6]  # of feasible ones
-        assert status["trials"][1]["violation"] == 2.0
+        assert [row.best for row in status.trials[:2]] == [0.4, 0.6]  # of feasible ones
+        compared = status.trials[1].compared
+        assert compared is not None and compared.violation == 2.0
         assert lines(status)[0].startswith("  best feasible loss 0.")
     database.update(built.paths)
     found = {
         row["trial"]: row["best"] for row in database.query(built.paths, "select * from trials")
     }
-    assert found == {row["trial"]: row["best"] for row in status["trials"]}
+    assert found == {row.trial: row.best for row in status.trials}
 
 
 def test_a_schedule_begins_where_the_first_trial_of_a_fork_did(
@@ -85,8 +88,7 @@ def test_a_schedule_begins_where_the_first_trial_of_a_fork_did(
 ) -> None:
     found = gather(made(tmp_path / "digits-7f3a").paths)
     parent = "../old-1a2b/3@200 batches"
-    row = {"trial": 1, "from": 200, "to": 300, "unit": "batches", "hyperparameters": {}, "seed": 7}
-    row |= {"parent": parent, "checkpoint": "00000200.g1", "root": "abc"}
+    row = lineage.StretchView(1, 200, 300, "batches", {}, 7, parent, "00000200.g1", "abc")
     held = [Donation(tmp_path, at, {"root": root}) for at, root in ((100, "x"), (200, "abc"))]
     monkeypatch.setattr(lineage.parents, "donations", lambda *_: held)
     searcher = lineage.config([row], found)["searcher"]
@@ -99,7 +101,8 @@ def test_a_schedule_begins_where_the_first_trial_of_a_fork_did(
 def test_without_a_feasible_trial_the_nearest_is_named_as_what_it_is(cli: Cli) -> None:
     built = made(cli.root / "digits-7f3a", constraints=[{"metric": "ms", "upper": 0.5}])
     status = views.status(built.paths)
-    assert (status["best"], status["front"], status["nearest"]["trial"]) == (None, [], 6)
+    assert (status.best, status.front) == (None, [])
+    assert status.nearest is not None and status.nearest.trial == 6
     said = "no trial is feasible; nearest: trial 6 (loss 0.9, ms 1), infeasible"
     assert said in cli("status", "digits").out and said in cli("best", "digits").err
     assert "no trial has a value of loss" in cli("show", "digits/@best", code=3).err
@@ -131,5 +134,5 @@ def test_an_experiment_with_one_metric_has_no_standings(tmp_path: Path) -> None:
     built = made(tmp_path / "digits-7f3a")
     assert standings.standings(gather(built.paths)) is None
     status = views.status(built.paths)
-    assert status["best"] == {"trial": 2, "value": 0.1, "step": 300}
-    assert (status["front"], status["nearest"]) == ([], None)
+    assert status.best == BestView(trial=2, value=0.1, step=300)
+    assert (status.front, status.nearest) == ([], None)

@@ -79,7 +79,7 @@ def test_updates_at_any_time_give_what_a_rebuild_gives(
         (t["trial"], t["attempt"], t["step"], t["name"], t["superseded"]) for t in told
     ]
     shown = [
-        (t["state"], t["steps"], series.number(t["best"]), t["restarts"], t["promotions"])
+        (t.state, t.steps, series.number(t.best), t.restarts, t.promotions)
         for t in views.trials(paths)
     ]
     columns = "state, steps, best, restarts, promotions"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hpcdet.control.leader.trial_cache import Sight
 from hpcdet.read.experiment.gather import Memory
 from hpcdet.read.views import views
+from hpcdet.read.views.items import encode
 from hpcdet.store.config import resolved_config
 from hpcdet.store.cost.spending import Spending
 from hpcdet.store.fs import freshness
@@ -60,8 +62,10 @@ def _known(stands: Standing) -> Standing:
     return dataclasses.replace(stands, batches=0)
 
 
-def _timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "duration_s"} for row in rows]
+def _timeless(rows: Sequence[Any]) -> list[dict[str, Any]]:
+    return [
+        {key: value for key, value in encode(row).items() if key != "duration_s"} for row in rows
+    ]
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))

@@ -133,7 +133,7 @@ def test_batches_are_traced_where_the_config_asks_for_it(tmp_path: Path) -> None
     attempt = ranks.run(trial)
     verdict = attempt.verdict()
     assert verdict is not None and verdict.verdict == "done", attempt.log()
-    [file] = views.show(found_in(trial))["files"]["traces"]
+    [file] = views.show(found_in(trial)).files.traces
     assert file == str(attempt.paths.trace(0))
     events = json.loads(gzip.decompress(Path(file).read_bytes()))["traceEvents"]
     names = [event["name"] for event in events if event.get("ph") == "X"]
@@ -522,14 +522,14 @@ def test_metrics_of_time_come_when_asked_for(measured: Builder) -> None:
     assert {row["group"] for row in rows} == {"timing"}
     system = series.metrics(measured.paths, group="s*", name="rank3.*")
     assert {row["name"]: row["value"] for row in system}["rank3.rss_bytes_max"] == 3e9
-    assert views.show(measured.paths)["attempts"][0]["steps"] == 100
+    assert views.show(measured.paths).attempts[0].steps == 100
 
 
 def test_eff_compares_asked_with_used(measured: Builder, cli: Cli) -> None:
     [row] = efficiency.efficiency(measured.paths)
-    assert (row["cpus"], row["memory_peak_bytes"]) == (8, 3 * 10**9)
-    assert row["cpu_cores"] == pytest.approx(0.8)
-    wanted = {one["key"]: one["value"] for one in row["suggestions"] if one["key"]}
+    assert (row.cpus, row.memory_peak_bytes) == (8, 3 * 10**9)
+    assert row.cpu_cores == pytest.approx(0.8)
+    wanted = {one.key: one.value for one in row.suggestions if one.key}
     assert wanted == {"resources.cpus_per_slot": 1, "resources.memory_per_slot": "4G"}
     ran = cli("eff", measured.paths.root)
     assert "10 % of 8" in ran.out
@@ -537,7 +537,7 @@ def test_eff_compares_asked_with_used(measured: Builder, cli: Cli) -> None:
     assert "try resources.memory_per_slot: 4G" in cli("eff", measured.paths.root, "--suggest").out
     assert "LOST" in cli("eff", measured.paths.root, "--waste").out
     [item] = cli("eff", measured.paths.root, "-o", "json").items
-    assert item["phases"]["data"] == pytest.approx(row["phases"]["data"])
+    assert item["phases"]["data"] == pytest.approx(row.phases["data"])
     said = cli("explain", measured.paths.root).out
     assert "slow: data: 28% of the time" in said
     assert "--exclude-node n2" in said
@@ -554,7 +554,7 @@ def test_the_report_shows_phases_and_stragglers(measured: Builder) -> None:
     silent.trial().attempt().end("completed")  # made before ranks told of their time
     assert "Inside training" not in report.render(gather(silent.paths), EPOCH.timestamp() + 1000)
     [row] = efficiency.efficiency(silent.paths)
-    assert (row["cpu_cores"], row["step_s"], row["phases"]) == (None, None, {})
+    assert (row.cpu_cores, row.step_s, row.phases) == (None, None, {})
 
 
 def test_each_phase_has_a_colour_of_its_own() -> None:

@@ -18,6 +18,8 @@ from hpcdet.read.index import database
 from hpcdet.read.index.tables import TABLES
 from hpcdet.read.lookup import find
 from hpcdet.read.views import views
+from hpcdet.read.views.items import encode
+from hpcdet.read.views.trials import BestView
 from hpcdet.search.api import codec
 from hpcdet.search.api import events as api
 from hpcdet.store.decisions import lease
@@ -103,10 +105,10 @@ def test_states_follow_from_the_files(tmp_path: Path) -> None:
     built = Builder(tmp_path / "digits-7f3a")
 
     def state() -> str:
-        return views.status(built.paths)["state"]
+        return views.status(built.paths).state
 
     def trial_state(number: int) -> str:
-        return views.trials(built.paths)[number - 1]["state"]
+        return views.trials(built.paths)[number - 1].state
 
     assert state() == "PENDING"
     trial = built.trial()
@@ -122,13 +124,13 @@ def test_states_follow_from_the_files(tmp_path: Path) -> None:
     attempt.end("paused")
     built.decide("state", state="PAUSED", why="paused by its user", by="")
     assert (state(), trial_state(1)) == ("PAUSED", "PAUSED")
-    assert not views.status(built.paths)["stuck"]
+    assert not views.status(built.paths).stuck
     built.command("resume")
     assert state() == "RUNNING"
     built.decide("command", seq=2, verb="resume")
     built.decide("state", state="PAUSED", why="the searcher failed", by="searcher")
     status = views.status(built.paths)
-    assert (status["state"], status["stuck"]) == ("PAUSED", True)
+    assert (status.state, status.stuck) == ("PAUSED", True)
     built.command("cancel")
     assert state() == "STOPPING"
     trial.control("kill")
@@ -140,7 +142,7 @@ def test_a_trial_that_can_never_run_any_more_is_not_pending(tmp_path: Path) -> N
     built = Builder(tmp_path / "digits-7f3a")
     built.trial()
     built.close("ERROR", "the searcher gave up")
-    assert views.trials(built.paths)[0]["state"] == "ERROR"
+    assert views.trials(built.paths)[0].state == "ERROR"
 
 
 def test_health_tells_waiting_from_abandoned(tmp_path: Path) -> None:
@@ -190,9 +192,9 @@ def test_a_requeued_task_that_waits_for_long_is_no_stall(tmp_path: Path) -> None
 def test_it_is_over_when_it_is_closed_and_not_before(tmp_path: Path) -> None:
     built = sweep(tmp_path / "digits-7f3a", ended=False)
     built.decide("state", state="COMPLETED", why="all good", by="")
-    assert views.status(built.paths)["state"] == "STOPPING"
+    assert views.status(built.paths).state == "STOPPING"
     built.close()
-    assert views.status(built.paths)["state"] == "COMPLETED"
+    assert views.status(built.paths).state == "COMPLETED"
 
 
 # -- views -------------------------------------------------------------------------------
@@ -200,13 +202,11 @@ def test_it_is_over_when_it_is_closed_and_not_before(tmp_path: Path) -> None:
 
 def test_status_counts_what_the_trials_did(swept: Builder) -> None:
     status = views.status(swept.paths)
-    assert (status["state"], status["best"]) == (
+    assert (status.state, status.best) == (
         "COMPLETED",
-        {"trial": 2, "value": 0.1, "step": 100},
+        BestView(trial=2, value=0.1, step=100),
     )
-    told = {
-        t["trial"]: (t["state"], t["steps"], t["best"], t["restarts"]) for t in status["trials"]
-    }
+    told = {t.trial: (t.state, t.steps, t.best, t.restarts) for t in status.trials}
     assert told == {
         1: ("COMPLETED", 300, 0.25, 1),
         2: ("COMPLETED", 300, 0.1, 0),
@@ -234,7 +234,7 @@ def test_a_trial_that_was_promoted_was_not_restarted(tmp_path: Path) -> None:
     for reason in ("completed", "completed"):  # the search was made longer
         two.attempt().end(reason)
     rows = views.trials(built.paths)
-    told = {t["trial"]: (t["restarts"], t["promotions"], t["attempts"]) for t in rows}
+    told = {t.trial: (t.restarts, t.promotions, t.attempts) for t in rows}
     assert told == {1: (2, 1, 6), 2: (0, 1, 2)}
 
 
@@ -243,13 +243,13 @@ def test_larger_is_better_where_the_config_says_so(tmp_path: Path) -> None:
     built = Builder(tmp_path / "digits-7f3a", searcher=searcher)
     for value in (0.5, 0.9, 0.7):
         built.trial().attempt().metrics("validation", 10, accuracy=value)
-    best = views.status(built.paths)["best"]
-    assert best == {"trial": 2, "value": 0.9, "step": 10}
+    best = views.status(built.paths).best
+    assert best == BestView(trial=2, value=0.9, step=10)
 
 
 def test_attempts_say_why_they_ended_and_where_they_began(swept: Builder) -> None:
     told = [
-        (a["trial"], a["attempt"], a["reason"], a["from_step"], a["steps"], a["job"])
+        (a.trial, a.attempt, a.reason, a.from_step, a.steps, a.job)
         for a in views.attempts(swept.paths)
     ]
     assert told == [
@@ -260,8 +260,8 @@ def test_attempts_say_why_they_ended_and_where_they_began(swept: Builder) -> Non
         (3, 2, "user_error", 0, 20, "123_0"),
     ]
     first = views.attempts(swept.paths)[0]
-    assert first["duration_s"] == pytest.approx(10)
-    assert {"id", "start", "end"} <= first.keys()
+    assert first.duration_s == pytest.approx(10)
+    assert {"id", "start", "end"} <= encode(first).keys()
 
 
 def test_the_highest_attempt_has_the_last_word(swept: Builder) -> None:
@@ -291,23 +291,23 @@ def test_checkpoints_are_what_lies_there(swept: Builder) -> None:
     trial = swept.paths.trial(1)
     (trial.checkpoint(300, 2)).rename(trial.checkpoints / ".bad-00000300.g2")
     (trial.checkpoint(200, 2)).mkdir()
-    rows = {row["name"]: row for row in views.checkpoints(swept.paths, 1)}
-    assert {name: row["state"] for name, row in rows.items()} == {
+    rows = {row.name: row for row in views.checkpoints(swept.paths, 1)}
+    assert {name: row.state for name, row in rows.items()} == {
         "00000100.g1": "complete",
         "00000200.g2": "partial",
         "00000300.g2": "damaged",
     }
     first = rows["00000100.g1"]
-    assert (first["step"], first["bytes"], first["digest"]) == (100, 100, "d" * 64)
-    assert Path(first["path"]).is_dir() and Path(rows["00000300.g2"]["path"]).is_dir()
+    assert (first.step, first.bytes, first.digest) == (100, 100, "d" * 64)
+    assert Path(first.path).is_dir() and Path(rows["00000300.g2"].path).is_dir()
 
 
 def test_events_are_in_order_and_of_one_trial_if_asked(swept: Builder) -> None:
     events = views.events(swept.paths)
-    assert [e["time"] for e in events] == sorted(e["time"] for e in events)
-    kinds = [e["kind"] for e in views.events(swept.paths, 1)]
+    assert [e.time for e in events] == sorted(e.time for e in events)
+    kinds = [e.kind for e in views.events(swept.paths, 1)]
     assert kinds[:5] == ["started", "start", "first_step", "checkpoint", "notice"]
-    assert {"submitted", "worker_started", "failed", "state"} <= {e["kind"] for e in events}
+    assert {"submitted", "worker_started", "failed", "state"} <= {e.kind for e in events}
 
 
 def test_decisions_are_told_with_their_reason(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_decisions_are_told_with_their_reason(tmp_path: Path) -> None:
         api.Continue(1, until, why),
     ):
         built.decide("action", action=codec.encode_action(action))
-    assert [event["text"] for event in views.events(built.paths)] == [
+    assert [event.text for event in views.events(built.paths)] == [
         "made, to train 9 batches: bracket 1",
         "made, to train as long as the code says",
         f"pause: {why}",
@@ -338,13 +338,13 @@ def test_a_folder_in_any_half_way_state_can_be_looked_at(tmp_path: Path) -> None
     broken.mkdir(parents=True)
     (broken / "claim.json").write_text('{"job": "1')
     shown = views.show(built.paths)
-    assert len(shown["trials"]) == 2
+    assert len(shown.trials) == 2
     assert views.events(built.paths) == []
 
 
 def test_labels_change_with_commands(swept: Builder) -> None:
     swept.command("tag", add=["paper"], rm=["example"])
-    assert views.brief(swept.paths)["labels"] == ["paper"]
+    assert views.brief(swept.paths).labels == ["paper"]
 
 
 def test_a_moved_folder_says_the_same(swept: Builder, tmp_path: Path) -> None:
@@ -410,9 +410,9 @@ def test_the_index_gives_the_same_answers_and_is_rebuilt_alike(
         (r["trial"], r["group"], r["step"], r["name"], r["attempt"]) for r in expected
     ]
     assert [r["value"] for r in metrics] == [series.number(r["value"]) for r in expected]
-    top = views.status(built.paths)["best"]
+    top = views.status(built.paths).best
     assert [(b["trial"], b["best"]) for b in best if _finite(b["best"])] == (
-        [(top["trial"], top["value"])] if top and _finite(top["value"]) else []
+        [(top.trial, top.value)] if top and _finite(top.value) else []
     )
     built.paths.index.unlink()
     assert answers() == (metrics, best)
@@ -426,7 +426,7 @@ def test_until_of_the_control_in_force_is_shown(tmp_path: Path) -> None:
     trial = Builder(tmp_path / "digits-7f3a").trial()
     trial.control("run", until=Length("batches", 900))
     [row] = views.trials(trial.experiment.paths)
-    assert row["until"] == {"batches": 900}
+    assert row.until == Length("batches", 900)
 
 
 def test_trials_are_looked_up_not_searched_for(

@@ -173,7 +173,7 @@ def test_a_crash_pauses_the_search_until_it_is_repaired(tmp_path: Path) -> None:
     site = x.local_site(python=x.fake_python(tmp_path))
     with x.local_jobs(tmp_path / "state"):
         paths = x.submit(x.config(30, searcher=searcher), tmp_path / "root", site, model)
-        x.until(lambda: views.status(paths)["state"] == "PAUSED", lambda: x.story(paths))
+        x.until(lambda: views.status(paths).state == "PAUSED", lambda: x.story(paths))
         assert "it ended with exit code 3 without an answer; it said: oh" in x.story(paths)
         (paths.code / "mended").touch()
         commands.ask(paths, "resume")

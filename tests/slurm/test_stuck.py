@@ -77,7 +77,7 @@ def test_a_time_limit_above_the_partitions_is_told_and_can_be_repaired(lab_b: La
     run = lab_b.submit_fakes(values)
     run.crank()
     # that it waits is said before it is taken out of the queue
-    until(lambda: views.status(run.paths)["state"] == "PAUSED", run.story)
+    until(lambda: views.status(run.paths).state == "PAUSED", run.story)
     told = hpcdet("status", run.paths.id).stdout
     assert "PartitionTimeLimit" in told and "--set resources.walltime_s=LESS" in told
     said = hpcdet("explain", run.paths.id).stdout

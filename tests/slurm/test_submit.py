@@ -171,8 +171,8 @@ def test_a_queue_holds_what_is_held_and_what_waits_for_another_job(lab: Lab) -> 
     follower.wait()  # submitted by the worker that closed the other one
     assert follower.reasons() == ["completed"], follower.story()
     bad.crank()
-    until(lambda: views.status(bad.paths)["state"] == "PAUSED", bad.story)
-    assert f"job {gates[1]} did not end well" in views.status(bad.paths)["why"]
+    until(lambda: views.status(bad.paths).state == "PAUSED", bad.story)
+    assert f"job {gates[1]} did not end well" in views.status(bad.paths).why
     until(lambda: all(job["JobState"] == "CANCELLED" for job in bad.tasks()), bad.story)
 
 
@@ -289,10 +289,10 @@ def test_a_task_that_comes_back_leaves_its_siblings_alone(lab: Lab) -> None:
         (name, float(seconds)) for name, seconds in rows
     )
     assert len(charges) == 4 and all(one.worker for one in charges)
-    spent = views.status(run.paths)["spent"]
-    assert spent["slot_hours"] == spent["charged_slot_hours"]
-    assert spent["slot_hours"] == pytest.approx(sum(one.slot_s for one in charges) / 3600, abs=1e-5)
-    assert spent["counted_slot_hours"] != spent["charged_slot_hours"]
+    spent = views.status(run.paths).spent
+    assert spent.slot_hours == spent.charged_slot_hours
+    assert spent.slot_hours == pytest.approx(sum(one.slot_s for one in charges) / 3600, abs=1e-5)
+    assert spent.counted_slot_hours != spent.charged_slot_hours
 
 
 def _settled(paths: ExperimentPaths) -> set[int]:

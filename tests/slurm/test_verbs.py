@@ -39,6 +39,6 @@ def test_a_failed_trial_gets_more_memory_elsewhere_and_all_are_gone_at_once(lab:
     live = ("PENDING", "RUNNING", "COMPLETING")
     until(lambda: not any(job["JobState"] in live for job in run.jobs()), run.story)
     assert not any(checkpoints(trial) for trial in run.paths.trials()), "it saved"
-    reasons = [attempt["reason"] for attempt in views.attempts(run.paths)]
+    reasons = [attempt.reason for attempt in views.attempts(run.paths)]
     assert reasons == ["user_error", "canceled", "canceled"]
-    assert views.status(run.paths)["state"] == "CANCELED"
+    assert views.status(run.paths).state == "CANCELED"

@@ -19,6 +19,7 @@ from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.read.experiment import gather, states
 from hpcdet.read.lookup import find, origins
 from hpcdet.read.views import views
+from hpcdet.read.views.checkpoints import CheckpointView
 from hpcdet.store.folder.layout import CHECKPOINT_NAME, TrialPaths
 from hpcdet.store.fs import files
 from hpcdet.store.trials import pins
@@ -29,10 +30,10 @@ COLUMNS = (
     Column("STEP", "step", right=True),
     Column("NAME", "name"),
     Column("STATE", "state", cut=False),
-    Column("SIZE", lambda row: units.size(row["bytes"]), right=True),
+    Column("SIZE", lambda row: units.size(row.bytes), right=True),
     Column("METRIC", "metric", right=True),
     Column("KEPT", "kept"),
-    Column("DIGEST", lambda row: row["digest"][:16]),
+    Column("DIGEST", lambda row: row.digest[:16]),
     Column("PATH", "path", wide=True),
 )
 
@@ -80,7 +81,7 @@ def ckpt_command() -> None:
 @ckpt_command.command("ls")
 @id_argument()
 @click.option("--deleted", is_flag=True, help="Also those that were removed.")
-@output("ckpt.ls")
+@output("ckpt.ls", CheckpointView)
 def ls(out: Output, id: str, deleted: bool) -> None:
     """Checkpoints of an experiment or trial.
 
@@ -277,9 +278,7 @@ def _folders(what: Sequence[str]) -> list[Path]:
             continue
         reference = find.reference(text, settings().root)
         rows = views.checkpoints(reference.paths, reference.trial)
-        complete = [
-            Path(copy) for row in rows if row["state"] in origins.THERE for copy in row["copies"]
-        ]
+        complete = [Path(copy) for row in rows if row.state in origins.THERE for copy in row.copies]
         if not complete:
             raise NotFound("it has no complete checkpoint", where=str(reference))
         found.extend(complete)
@@ -297,13 +296,13 @@ def _one(what: str, step: str | None, which: str) -> Path:
     trial = reference.trial
     if not trial and not any_trial:
         trial = find.trial(what, settings().root).number
-    rows = [row for row in views.checkpoints(gathered, trial) if row["state"] in origins.THERE]
+    rows = [row for row in views.checkpoints(gathered, trial) if row.state in origins.THERE]
     if not rows:
         raise NotFound("it has no complete checkpoint", where=str(reference))
     if any_trial:
-        return Path(origins.best(rows, gathered, str(reference))["path"])
-    name = origins.checkpoint(gathered, trial, step) if step else rows[-1]["name"]
-    return next(Path(row["path"]) for row in rows if row["name"] == name)
+        return Path(origins.best(rows, gathered, str(reference)).path)
+    name = origins.checkpoint(gathered, trial, step) if step else rows[-1].name
+    return next(Path(row.path) for row in rows if row.name == name)
 
 
 def _trial_of(folder: Path) -> TrialPaths:

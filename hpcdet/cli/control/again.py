@@ -19,7 +19,7 @@ from hpcdet.config.load import changing
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.read.experiment import changes, gather, states
 from hpcdet.read.lookup import find, origins
-from hpcdet.read.views import purged
+from hpcdet.read.views import checkpoints
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Reason
@@ -111,7 +111,7 @@ def resume_command(
             says.append(f"trial {number} from {arguments['from']}")
         if verify:
             says += _verify(found, gathered, arguments)
-        for loss in purged.lines(gathered):
+        for loss in checkpoints.purged(gathered):
             settings().warn(loss)
         reopens, counts = bool(from_) or goes_on, bool(more_trials)
         return Wish(arguments, ", ".join(filter(None, says)), reopens=reopens, counts=counts)

@@ -89,8 +89,7 @@ def _is_in(id: str, wanted: Sequence[str]) -> bool:
         status = views.status(found.paths)
     except (HpcdetError, OSError):
         return True
-    state = {0: status["state"], **{t["trial"]: t["state"] for t in status["trials"]}}
-    return state.get(found.trial) in (*wanted, None)
+    return status.states().get(found.trial) in (*wanted, None)
 
 
 @click.command("pause", short_help="Save checkpoints, stop, and give the nodes back.")

@@ -15,6 +15,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import click
@@ -22,6 +23,7 @@ import click
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import UsageError
 from hpcdet.read.lookup.escapes import escaped
+from hpcdet.read.views.items import encode
 from hpcdet.read.views.shapes import shape
 from hpcdet.store.folder.records import number
 from hpcdet.store.fs import files
@@ -36,7 +38,7 @@ class Column:
     """One column of a table.
 
     Attributes:
-        value: a key of the item, or a function of it.
+        value: a field of the item, or a function of it.
         wide: shown by ``-o wide`` only.
         right: numbers line up at their right end.
         cut: may lose its end where the terminal is too narrow.
@@ -44,14 +46,16 @@ class Column:
     """
 
     title: str
-    value: str | Callable[[Item], Any]
+    value: str | Callable[[Any], Any]
     wide: bool = False
     right: bool = False
     cut: bool = True
     fold: bool = False
 
-    def of(self, item: Item) -> Any:
-        return item.get(self.value) if isinstance(self.value, str) else self.value(item)
+    def of(self, item: Any) -> Any:
+        if callable(self.value):
+            return self.value(item)
+        return item.get(self.value) if isinstance(item, dict) else getattr(item, self.value, None)
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Output:
 
     def emit(
         self,
-        items: Iterable[Item],
+        items: Iterable[Any],
         columns: Sequence[Column],
         *,
         warnings: Sequence[str] = (),
@@ -79,6 +83,7 @@ class Output:
         """Print items.
 
         Args:
+            items: of the verb's views.
             columns: what a table shows.
             warnings: into the envelope; on standard error otherwise.
             key: what ``-o id`` prints of each item.
@@ -98,7 +103,7 @@ class Output:
                 self._csv(rows)
             case "id":
                 for row in rows:
-                    click.echo(escaped(str(row[key])))
+                    click.echo(escaped(str(encode(row)[key])))
             case _:
                 if not rows and empty:
                     settings().note(empty)
@@ -120,7 +125,7 @@ class Output:
             hint = "there are: " + ", ".join(there)
             raise UsageError(f"no such field: {unknown[0]}", where="--fields", hint=hint)
 
-    def _envelope(self, rows: list[Item], warnings: Sequence[str]) -> Item:
+    def _envelope(self, rows: list[Any], warnings: Sequence[str]) -> Item:
         return {
             "schema": f"hpcdet.{self.verb}/1",
             "generated_at": files.now(),
@@ -128,13 +133,14 @@ class Output:
             "warnings": list(warnings),
         }
 
-    def _chosen(self, row: Item) -> Item:
+    def _chosen(self, row: Any) -> Item:
+        item: Item = encode(row)
         if not self.fields:
-            return row
-        self.expect(row)
-        return {name: row[name] for name in self.fields}
+            return item
+        self.expect(item)
+        return {name: item[name] for name in self.fields}
 
-    def _csv(self, rows: list[Item]) -> None:
+    def _csv(self, rows: list[Any]) -> None:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         if not rows:
             return
@@ -144,9 +150,9 @@ class Output:
         for row in chosen:
             writer.writerow([_cell(value) for value in row.values()])
 
-    def _table(self, rows: list[Item], columns: Sequence[Column]) -> str:
+    def _table(self, rows: list[Any], columns: Sequence[Column]) -> str:
         if self.fields:
-            columns = [Column(name.upper(), name) for name in self.fields]
+            columns = [Column(name.upper(), itemgetter(name)) for name in self.fields]
             rows = [self._chosen(row) for row in rows]
         shown = [c for c in columns if self.format == "wide" or not c.wide]
         texts = [[text(column.of(row)) for column in shown] for row in rows]
@@ -238,8 +244,19 @@ def _cell(value: Any) -> Any:
     return ("'" if value[:1] in ("=", "+", "-", "@", "\t", "\r") else "") + escaped(value)
 
 
-def output(verb: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add ``-o`` and related options to a command, which gets an ``Output`` as first argument."""
+VIEWS: dict[str, tuple[type, ...]] = {}
+"""Classes of the items of each verb; a verb is here once its module is imported."""
+
+
+def output(verb: str, *views: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add ``-o`` and related options to a command, which gets an ``Output`` as first argument.
+
+    Args:
+        verb: its name, as in ``ckpt.ls``.
+        views: the classes of its items, from which ``make schemas`` makes its JSON Schema.
+    """
+    if views:
+        VIEWS[verb] = views
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

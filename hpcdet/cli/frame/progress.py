@@ -16,8 +16,8 @@ from hpcdet.cli.frame.output import text
 from hpcdet.cli.frame.settings import settings
 from hpcdet.read.experiment.states import ENDED
 from hpcdet.read.lookup.escapes import escaped
-
-Item = dict[str, Any]
+from hpcdet.read.views.trials import TrialStatusView
+from hpcdet.read.views.views import StatusView
 
 _MANY = 16
 _BAR = 20
@@ -28,7 +28,7 @@ _CLEAR = "\r\x1b[K"
 class ProgressDisplay(Protocol):
     """A display of progress, updated repeatedly with the views of ``views.status``."""
 
-    def update(self, items: list[Item]) -> None: ...
+    def update(self, items: list[StatusView]) -> None: ...
 
 
 @contextlib.contextmanager
@@ -43,15 +43,15 @@ class _Lines:
     def __init__(self) -> None:
         self.said: dict[str, Any] = {}
 
-    def update(self, items: list[Item]) -> None:
+    def update(self, items: list[StatusView]) -> None:
         for item in items:
-            said = (item["id"], (item["state"], item["why"]), _experiment(item))
-            if item["state"] not in ENDED:
+            said = (item.id, (item.state, item.why), _experiment(item))
+            if item.state not in ENDED:
                 self._say(*said)
-            for trial in item["trials"]:
-                news = (trial["state"], trial["best"], trial["attempts"])
-                self._say(trial["id"], news, f"{trial['id']}  {_trial(trial)}")
-            if item["state"] in ENDED:  # its end is the last that is said of it
+            for trial in item.trials:
+                news = (trial.state, trial.best, trial.attempts)
+                self._say(trial.id, news, f"{trial.id}  {_trial(trial)}")
+            if item.state in ENDED:  # its end is the last that is said of it
                 self._say(*said)
 
     def _say(self, key: str, news: Any, line: str) -> None:
@@ -66,13 +66,13 @@ class _Redrawn:
     def __init__(self) -> None:
         self.shown = 0
 
-    def update(self, items: list[Item]) -> None:
+    def update(self, items: list[StatusView]) -> None:
         lines: list[str] = []
         for item in items:
             lines.append(_experiment(item))
-            for trial in _of_interest(item["trials"]):
-                bar = _bar(trial["steps"] / (_target(trial, item) or math.inf))
-                lines.append(f"  trial {trial['trial']:<4}  {bar}  {_trial(trial)}")
+            for trial in _of_interest(item.trials):
+                bar = _bar(trial.steps / (_target(trial, item) or math.inf))
+                lines.append(f"  trial {trial.trial:<4}  {bar}  {_trial(trial)}")
         size = shutil.get_terminal_size((80, 24))
         # a line that wraps, or scrolls away, would not be found again
         fitting = [escaped(line)[: size.columns - 1] for line in lines[: size.lines - 1]]
@@ -86,35 +86,35 @@ def _bar(done: float) -> str:
     return f"[{'=' * round(_BAR * min(1.0, done)):{_BAR}}]"
 
 
-def _of_interest(trials: list[Item]) -> list[Item]:
+def _of_interest(trials: list[TrialStatusView]) -> list[TrialStatusView]:
     """Return the trials to show: all if few, else unfinished ones, pending ones last."""
     if len(trials) <= _MANY:
         return trials
-    going = [trial for trial in trials if trial["state"] not in ENDED]
-    return sorted(going, key=lambda trial: trial["state"] == "PENDING")[:_MANY]
+    going = [trial for trial in trials if trial.state not in ENDED]
+    return sorted(going, key=lambda trial: trial.state == "PENDING")[:_MANY]
 
 
-def _target(trial: Item, item: Item) -> float | None:
+def _target(trial: TrialStatusView, item: StatusView) -> float | None:
     """Return the target in batches; None (a bar without end) if it is not in batches."""
-    until: dict[str, int] = trial["until"] or item["max_length"] or {}
-    if trial["state"] == "COMPLETED":
-        return float(trial["steps"] or 1)
-    return float(until["batches"]) if until.get("batches") else None
+    until = trial.until or item.max_length
+    if trial.state == "COMPLETED":
+        return float(trial.steps or 1)
+    return float(until.value) if until is not None and until.unit == "batches" else None
 
 
-def _experiment(item: Item) -> str:
-    why = f": {text(item['why'])}" if item["why"] else ""
-    done = sum(trial["state"] in ENDED for trial in item["trials"])
-    count = f"  {done}/{len(item['trials'])} trials ended" if len(item["trials"]) > _MANY else ""
-    return f"{item['id']}  {item['state']}{count}{why}"
+def _experiment(item: StatusView) -> str:
+    why = f": {text(item.why)}" if item.why else ""
+    done = sum(trial.state in ENDED for trial in item.trials)
+    count = f"  {done}/{len(item.trials)} trials ended" if len(item.trials) > _MANY else ""
+    return f"{item.id}  {item.state}{count}{why}"
 
 
-def _trial(trial: Item) -> str:
-    parts = [f"{trial['state']}  step {trial['steps']}"]
-    if trial["best"] is not None:
-        parts.append(f"best {text(trial['best'])}")
-    if trial["attempts"] > 1:
-        parts.append(f"attempt {trial['attempts']}")
+def _trial(trial: TrialStatusView) -> str:
+    parts = [f"{trial.state}  step {trial.steps}"]
+    if trial.best is not None:
+        parts.append(f"best {text(trial.best)}")
+    if trial.attempts > 1:
+        parts.append(f"attempt {trial.attempts}")
     return "  ".join(parts)
 
 

@@ -22,6 +22,6 @@ def length(value: dict[str, int] | None) -> str:
     return " ".join(f"{amount} {unit}" for unit, amount in (value or {}).items())
 
 
-def time_of(key: str) -> Callable[[dict[str, Any]], str]:
-    """Return a column's function that formats the time under ``key`` as ``when`` does."""
-    return lambda item: when(item[key])
+def time_of(name: str) -> Callable[[Any], str]:
+    """Return a column's function that formats the time in a field as ``when`` does."""
+    return lambda item: when(getattr(item, name))

@@ -16,19 +16,17 @@ from hpcdet.cli.frame.settings import settings
 from hpcdet.read.lookup import find
 from hpcdet.read.lookup.each import of_each
 from hpcdet.read.views import efficiency
+from hpcdet.read.views.efficiency import EfficiencyView
 
-Item = dict[str, Any]
 
-
-def _of(used: str, asked: str, word: Callable[[Any], str]) -> Callable[[Item], str]:
+def _of(used: str, asked: str, word: Callable[[Any], str]) -> Callable[[EfficiencyView], str]:
     """Format use of a request: ``10 % of 8``; the use alone if nothing was requested."""
 
-    def text(item: Item) -> str:
-        if item[used] is None:
+    def text(item: EfficiencyView) -> str:
+        amount, most = getattr(item, used), getattr(item, asked)
+        if amount is None:
             return ""
-        if not item[asked]:
-            return word(item[used])
-        return f"{100 * item[used] / item[asked]:.0f} % of {word(item[asked])}"
+        return f"{100 * amount / most:.0f} % of {word(most)}" if most else word(amount)
 
     return text
 
@@ -37,8 +35,8 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.0f} %"
 
 
-def _main_phases(item: Item) -> str:
-    shares = sorted(item["phases"].items(), key=lambda pair: -pair[1])[:3]
+def _main_phases(item: EfficiencyView) -> str:
+    shares = sorted(item.phases.items(), key=lambda pair: -pair[1])[:3]
     return ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005)
 
 
@@ -48,21 +46,21 @@ def _seconds(value: float | None) -> str:
     return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
 
 
-def _rate(item: Item) -> str:
-    return "" if item["samples_per_s"] is None else f"{item['samples_per_s']:.4g}"
+def _rate(item: EfficiencyView) -> str:
+    return "" if item.samples_per_s is None else f"{item.samples_per_s:.4g}"
 
 
-def _useful(item: Item) -> str:
-    return "" if item["useful"] is None else _percent(100 * item["useful"])
+def _useful(item: EfficiencyView) -> str:
+    return "" if item.useful is None else _percent(100 * item.useful)
 
 
 COLUMNS = (
     Column("TRIAL", "id", cut=False),
     Column("CORES", _of("cpu_cores", "cpus", "{:.3g}".format), right=True),
     Column("MEMORY", _of("memory_peak_bytes", "memory_bytes", units.size), right=True),
-    Column("GPU", lambda item: _percent(item["gpu_percent"]), right=True),
+    Column("GPU", lambda item: _percent(item.gpu_percent), right=True),
     Column("TIME", _of("longest_s", "walltime_s", units.duration), right=True),
-    Column("STEP", lambda item: _seconds(item["step_s"]), right=True),
+    Column("STEP", lambda item: _seconds(item.step_s), right=True),
     Column("SAMPLES/S", _rate, wide=True, right=True),
     Column("USEFUL", _useful, wide=True, right=True),
     Column("WHERE", _main_phases),
@@ -72,11 +70,11 @@ COLUMNS = (
 )
 WASTE = (
     Column("TRIAL", "id", cut=False),
-    Column("SLOT HOURS", lambda item: f"{item['slot_hours']:.3g}", right=True),
+    Column("SLOT HOURS", lambda item: f"{item.slot_hours:.3g}", right=True),
     Column("USEFUL", _useful, right=True),
-    Column("STARTING", lambda item: f"{item['waste']['starting']:.3g}", right=True),
-    Column("LOST", lambda item: f"{item['waste']['lost']:.3g}", right=True),
-    Column("WAITED", lambda item: f"{item['waste']['waiting']:.3g}", right=True),
+    Column("STARTING", lambda item: f"{item.waste.starting:.3g}", right=True),
+    Column("LOST", lambda item: f"{item.waste.lost:.3g}", right=True),
+    Column("WAITED", lambda item: f"{item.waste.waiting:.3g}", right=True),
 )
 
 
@@ -84,7 +82,7 @@ WASTE = (
 @ids_argument(required=False)
 @click.option("--waste", is_flag=True, help="Slot hours that trained nothing, by their cause.")
 @click.option("--suggest", is_flag=True, help="Only what to change.")
-@output("eff")
+@output("eff", EfficiencyView)
 def eff_command(out: Output, ids: Sequence[str], waste: bool, suggest: bool) -> None:
     """Show resources requested and used per slot, where time went, and what to change.
 
@@ -108,7 +106,7 @@ def eff_command(out: Output, ids: Sequence[str], waste: bool, suggest: bool) -> 
         settings().note("nothing to suggest")
 
 
-def _items(ids: Sequence[str]) -> tuple[list[Item], list[str]]:
+def _items(ids: Sequence[str]) -> tuple[list[EfficiencyView], list[str]]:
     if ids:
         found = [efficiency.efficiency(one.paths, one.trial) for one in references(ids)]
         return [item for rows in found for item in rows], []
@@ -116,13 +114,13 @@ def _items(ids: Sequence[str]) -> tuple[list[Item], list[str]]:
     return [item for rows in all_rows for item in rows], warnings
 
 
-def _beyond(items: list[Item]) -> list[str]:
+def _beyond(items: list[EfficiencyView]) -> list[str]:
     """Return for each experiment the total training of its trials beyond rungs."""
     found: dict[str, Counter[str]] = {}
     for item in items:
-        whole = found.setdefault(item["id"].partition("/")[0], Counter())
+        whole = found.setdefault(item.id.partition("/")[0], Counter())
         for key in ("trained_batches", "beyond_batches", "beyond_s", "waited_s"):
-            whole[key] += item[key]
+            whole[key] += getattr(item, key)
     return [
         facts.folded(
             f"{id}: {one['beyond_batches']} of {one['trained_batches']} batches were trained "
@@ -135,11 +133,11 @@ def _beyond(items: list[Item]) -> list[str]:
     ]
 
 
-def _lines(item: Item) -> list[str]:
+def _lines(item: EfficiencyView) -> list[str]:
     """Format suggestions as ``ID: why: key: value`` for people."""
     lines = []
-    for one in item["suggestions"]:
-        what = f"{one['key']}: {one['value']}" if one["key"] else one["value"]
-        said = f"{item['id']}: {one['why']}{f'; try {what}' if what else ''}"
+    for one in item.suggestions:
+        what = f"{one.key}: {one.value}" if one.key else one.value
+        said = f"{item.id}: {one.why}{f'; try {what}' if what else ''}"
         lines.append(facts.folded(said, "  "))
     return lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
 import click
 
@@ -17,11 +16,12 @@ from hpcdet.errors import UsageError
 from hpcdet.read.experiment import gather
 from hpcdet.read.lookup import find
 from hpcdet.read.views import views
+from hpcdet.read.views.timeline import EventView
 from hpcdet.store.fs import files
 
 COLUMNS = (
     Column("TIME", words.time_of("time"), cut=False),
-    Column("TRIAL", lambda e: f"{e['trial'] or ''}" + (f".{e['attempt']}" if e["attempt"] else "")),
+    Column("TRIAL", lambda e: f"{e.trial or ''}" + (f".{e.attempt}" if e.attempt else "")),
     Column("KIND", "kind"),
     Column("WHAT", "text", fold=True),
 )
@@ -32,7 +32,7 @@ COLUMNS = (
 @click.option("-f", "--follow", "follow_", is_flag=True, help="Go on as things happen.")
 @click.option("--kind", multiple=True, help="Only events of this kind (repeat for more).")
 @click.option("--gantt", is_flag=True, help="A chart of the attempts as text.")
-@output("events")
+@output("events", EventView)
 def events_command(out: Output, id: str, follow_: bool, kind: tuple[str, ...], gantt: bool) -> None:
     """Show events: submissions, workers, attempts, checkpoints, decisions, commands.
 
@@ -51,32 +51,32 @@ def events_command(out: Output, id: str, follow_: bool, kind: tuple[str, ...], g
             click.echo(line)
         return
 
-    def look(kinds: tuple[str, ...] = kind) -> list[dict[str, Any]]:
+    def look(kinds: tuple[str, ...] = kind) -> list[EventView]:
         return [
             event
             for event in views.events(found.paths, found.trial)
-            if (not kinds or event["kind"] in kinds)
-            and (not found.attempt or event["attempt"] == found.attempt)
+            if (not kinds or event.kind in kinds)
+            and (not found.attempt or event.attempt == found.attempt)
         ]
 
     first = look()
     empty = "nothing has happened yet"
     if kind and not first:
-        there = dict.fromkeys(event["kind"] for event in look(kinds=()))
+        there = dict.fromkeys(event.kind for event in look(kinds=()))
         empty = f"no events of kind {', '.join(kind)}; there are: {', '.join(there) or 'none'}"
     out.emit(first, COLUMNS, key="kind", empty=empty)
     if not follow_:
         return
-    shown = {tuple(event.values()) for event in first}
+    shown = set(first)
     with follow.following([called(found.paths)]):
         over = False
         while not over:
             over = follow.ended(views.status(found.paths))
             # an event may become visible late: what was shown is told apart by what it says
-            fresh = [event for event in look() if tuple(event.values()) not in shown]
+            fresh = [event for event in look() if event not in shown]
             if fresh:
                 out.emit(fresh, COLUMNS, key="kind")
-            shown.update(tuple(event.values()) for event in fresh)
+            shown.update(event for event in fresh)
             if not over:
                 follow.pause(1.0)
 
@@ -86,14 +86,14 @@ def _gantt(gathered: gather.Gathered, trial: int, attempt: int, width: int = 80)
 
     What still runs goes on to the right edge, which is now or the experiment's end.
     """
-    rows = [row for row in views.attempts(gathered, trial) if row["start"]]
+    rows = [row for row in views.attempts(gathered, trial) if row.start]
     if not rows:
         return []
     now = gathered.closed.at if gathered.closed else files.now()
-    first = min(row["start"] for row in rows)
-    last = max([row["end"] or now for row in rows] + [row["start"] for row in rows])
-    labels = [f"{row['trial']}.{row['attempt']}" for row in rows]
-    reasons = [row["reason"] or "running" for row in rows]
+    first = min(row.start for row in rows)
+    last = max([row.end or now for row in rows] + [row.start for row in rows])
+    labels = [f"{row.trial}.{row.attempt}" for row in rows]
+    reasons = [row.reason or "running" for row in rows]
     columns = width - max(map(len, labels)) - max(map(len, reasons)) - 4
     whole = _seconds(first, last)
 
@@ -101,22 +101,22 @@ def _gantt(gathered: gather.Gathered, trial: int, attempt: int, width: int = 80)
         share = _seconds(first, min(max(time, first), last)) / (whole or 1)
         return min(columns - 1, int(share * columns))
 
-    saved = [event for event in views.events(gathered, trial) if event["kind"] == "checkpoint"]
+    saved = [event for event in views.events(gathered, trial) if event.kind == "checkpoint"]
     lines = [f"{words.when(first)} to {words.when(last)}, {units.duration(whole)}"]
     before: dict[int, str] = {}
     for row, label, reason in zip(rows, labels, reasons, strict=True):
         cells = [" "] * columns
-        end = row["end"] or now
-        waits_since = before.get(row["trial"]) or row["start"]
-        for at in range(column(waits_since), column(row["start"])):
+        end = row.end or now
+        waits_since = before.get(row.trial) or row.start
+        for at in range(column(waits_since), column(row.start)):
             cells[at] = "."
-        for at in range(column(row["start"]), column(end) + 1):
+        for at in range(column(row.start), column(end) + 1):
             cells[at] = "="
         for event in saved:
-            if (event["trial"], event["attempt"]) == (row["trial"], row["attempt"]):
-                cells[column(event["time"])] = "c"
-        before[row["trial"]] = end
-        if not attempt or row["attempt"] == attempt:
+            if (event.trial, event.attempt) == (row.trial, row.attempt):
+                cells[column(event.time)] = "c"
+        before[row.trial] = end
+        if not attempt or row.attempt == attempt:
             lines.append(f"{label:>{max(map(len, labels))}} |{''.join(cells)}| {reason}")
     return [*lines, "= runs   c saves a checkpoint   . its trial waits to go on"]
 

@@ -6,9 +6,10 @@ import itertools
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import click
 
@@ -23,9 +24,28 @@ from hpcdet.read.experiment import changes, gather, states, timing
 from hpcdet.read.lookup import find, lineage
 from hpcdet.read.lookup.escapes import escaped
 from hpcdet.read.views import beyond, logs, timeline, views
+from hpcdet.read.views.trials import AttemptView, TrialStatusView, seconds
+from hpcdet.read.views.views import StatusView
 from hpcdet.store.folder import home
 
-Finding = dict[str, Any]
+Kind = Literal["state", "pending", "failure", "restart", "progress", "slow", "origin", "decision"]
+
+
+@dataclass(frozen=True)
+class FindingView:
+    """A finding on an experiment or one of its trials."""
+
+    about: str
+    """The experiment, or the trial as ``ID/3``."""
+    finding: str
+    """What was found."""
+    evidence: list[str]
+    """Lines that show it."""
+    next: str
+    """What to do: a command, or a change of the config; "" for nothing."""
+    kind: Kind
+    """Its kind."""
+
 
 COLUMNS = (Column("ABOUT", "about"), Column("FINDING", "finding"))
 
@@ -57,7 +77,7 @@ _PASSES = ("preempted", "walltime", "lost", "node_fail", "unproven")
 @id_argument()
 @click.option("--pending", is_flag=True, help="Only why nothing runs.")
 @click.option("--failure", is_flag=True, help="Only why something failed.")
-@output("explain")
+@output("explain", FindingView)
 def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
     """Why an experiment is pending, slow, stuck or failed: evidence, and the next command.
 
@@ -69,9 +89,9 @@ def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
     findings = [
         finding
         for finding in _explain(gather.gather(found.paths), found.trial)
-        if not asked or finding["kind"] in {"state", *asked}
+        if not asked or finding.kind in {"state", *asked}
     ]
-    if asked and not any(finding["kind"] in asked for finding in findings):
+    if asked and not any(finding.kind in asked for finding in findings):
         settings().note("nothing else is known of that")
     if not out.for_people or out.fields:
         out.emit(findings, COLUMNS, key="about")
@@ -79,62 +99,55 @@ def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
     for finding, others in _alike(findings):
         many = "trials" if others > 1 else "trial"
         more = f" (and {others} more {many} likewise)" if others else ""
-        what = f"{finding['about']}: {finding['finding']}{more}"
+        what = f"{finding.about}: {finding.finding}{more}"
         click.echo(escaped(facts.folded(what, "  ")))
-        for line in finding["evidence"]:
+        for line in finding.evidence:
             click.echo(escaped(f"    {line}"))
-        if finding["next"]:
-            click.echo(escaped(f"  next: {finding['next']}"))
+        if finding.next:
+            click.echo(escaped(f"  next: {finding.next}"))
 
 
-def _alike(findings: list[Finding]) -> Iterator[tuple[Finding, int]]:
+def _alike(findings: list[FindingView]) -> Iterator[tuple[FindingView, int]]:
     """Merge findings for people: the first slow trial of each advice and the number of others."""
-    slow = Counter(finding["next"] for finding in findings if finding["kind"] == "slow")
+    slow = Counter(finding.next for finding in findings if finding.kind == "slow")
     for finding in findings:
-        if finding["kind"] != "slow":
+        if finding.kind != "slow":
             yield finding, 0
-        elif count := slow.pop(finding["next"], 0):
+        elif count := slow.pop(finding.next, 0):
             yield finding, count - 1
 
 
 def _finding(
-    kind: Literal[
-        "state", "pending", "failure", "restart", "progress", "slow", "origin", "decision"
-    ],
-    about: str,
-    finding: str,
-    next: str = "",
-    evidence: list[str] | None = None,
-) -> Finding:
-    found = {"about": about, "finding": finding, "evidence": evidence or [], "next": next}
-    return {**found, "kind": kind}
+    kind: Kind, about: str, finding: str, next: str = "", evidence: Sequence[str] = ()
+) -> FindingView:
+    return FindingView(about, finding, list(evidence), next, kind)
 
 
-def _explain(gathered: gather.Gathered, trial: int) -> Iterator[Finding]:
+def _explain(gathered: gather.Gathered, trial: int) -> Iterator[FindingView]:
     item = views.status(gathered)
-    why = text(item["why"])
-    if any(row["why"] and text(row["why"]) in why for row in item["trials"]):
+    why = text(item.why)
+    if any(row.why and text(row.why) in why for row in item.trials):
         why = standing.shortened(why)  # that trial tells all of it
-    yield _finding("state", item["id"], item["state"] + (f": {why}" if item["why"] else ""))
-    if item["state"] == "PAUSED":
+    yield _finding("state", item.id, item.state + (f": {why}" if item.why else ""))
+    if item.state == "PAUSED":
         next = views.next_command(gathered)
         mends = why.startswith("searcher custom: ")
         where = [f"the program runs in {gathered.paths.code}: mend it there"] if mends else []
         if "has shown a finite number" in why:
             where = ["if searcher.metric is misspelt: hpcdet cancel it, and submit it anew"]
-        yield _finding("pending", item["id"], "it waits for a person", next, where)
+        yield _finding("pending", item.id, "it waits for a person", next, where)
     yield from _queue(gathered, item)
     yield from _rungs(gathered)
-    for row in item["trials"]:
-        if trial in (0, row["trial"]):
+    for row in item.trials:
+        if trial in (0, row.trial):
             yield from _trial(gathered, row)
             yield from _said(gathered, row)
             yield from _slow(gathered, row)
             if trial and (said := timeline.decided(gathered).get(trial)):
-                yield _finding("decision", row["id"], f"the searcher decided: {said}")
+                yield _finding("decision", row.id, f"the searcher decided: {said}")
 
 
-def _rungs(gathered: gather.Gathered) -> Iterator[Finding]:
+def _rungs(gathered: gather.Gathered) -> Iterator[FindingView]:
     """Find rungs that trials reached faster than decisions were made."""
     left = beyond.beyond(gathered)
     passed = [one for one in left if one.passed]
@@ -151,44 +164,44 @@ def _rungs(gathered: gather.Gathered) -> Iterator[Finding]:
     yield _finding("slow", gathered.id, said, next, evidence)
 
 
-def _said(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
+def _said(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingView]:
     """Find warnings in the journal of a trial's newest attempt that did not end it."""
-    found = gathered.trial(row["trial"])
+    found = gathered.trial(row.trial)
     attempt = found.attempts[-1] if found is not None and found.attempts else None
     first = {line["kind"]: line for line in reversed(attempt.lines if attempt is not None else ())}
     if (line := first.get("unregistered")) is not None:
         said = "what was not registered begins anew with each attempt"
-        yield _finding("state", row["id"], said, "", line["found"])
+        yield _finding("state", row.id, said, "", line["found"])
     if (line := first.get("not_finite")) is not None:
         what = f"not finite since step {line['step']}: {', '.join(line['names'])}"
         cure = "a lower learning rate, clipped gradients; searcher.stopping.nan ends such trials"
-        yield _finding("state", row["id"], what, cure)
+        yield _finding("state", row.id, what, cure)
 
 
-def _slow(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
+def _slow(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingView]:
     """Find causes of steps that take longer than they need."""
-    found = gathered.trial(row["trial"])
+    found = gathered.trial(row.trial)
     for one in timing.findings(found) if found is not None else ():
-        yield _finding("slow", row["id"], f"slow: {one.finding}", one.next)
+        yield _finding("slow", row.id, f"slow: {one.finding}", one.next)
 
 
-def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]:
-    name, command = item["id"], called(gathered.paths)
+def _queue(gathered: gather.Gathered, item: StatusView) -> Iterator[FindingView]:
+    name, command = item.id, called(gathered.paths)
     for job in views.jobs(gathered):
-        if job["error"]:
+        if job.error:
             hint = f"hpcdet show {command} --section jobs"
-            refused = f"submission {job['number']} was refused"
-            evidence = [job["error"]] if job["error"] not in item["why"] else []
+            refused = f"submission {job.number} was refused"
+            evidence = [job.error] if job.error not in item.why else []
             yield _finding("pending", name, refused, hint, evidence)
-        elif job["hold"] and not job["job"] and not gathered.closed:
-            hint = _by_hand(gathered, job["script"])
+        elif job.hold and not job.job and not gathered.closed:
+            hint = _by_hand(gathered, job.script)
             prepared = "it is prepared and waits to be submitted by hand"
             yield _finding("pending", name, prepared, hint)
-    if item["health"] == "queued":
+    if item.health == "queued":
         waiting = states.waiting_jobs(gathered)
         hint = f"squeue --start -j {','.join(waiting)}" if waiting else f"hpcdet resume {command}"
         shared = []
-        if item["state"] == "STOPPING":
+        if item.state == "STOPPING":
             hint = f"hpcdet searcher run {command}"
         elif states.held(gathered):
             hint = f"hpcdet release {command}"
@@ -196,11 +209,11 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
             hint = f"hpcdet status -w {command}"
             shared = ["all experiments share this machine's slots: one per accelerator or core,"]
             shared += ["or as many as the site file's 'slots' says"]
-        shared += [_WAITS[wait["kind"]] for wait in item["waits"] if wait["kind"] in _WAITS]
-        yield _finding("pending", name, item["health_why"], hint, shared)
-    if item["health"] == "stalled":
+        shared += [_WAITS[wait.kind] for wait in item.waits if wait.kind in _WAITS]
+        yield _finding("pending", name, item.health_why, hint, shared)
+    if item.health == "stalled":
         said = logs.of_jobs(gathered.paths)
-        why, next = item["health_why"], f"hpcdet searcher start {command}"
+        why, next = item.health_why, f"hpcdet searcher start {command}"
         if (found := gathered.sentinel) is not None:
             why, next = found.why, found.next
         if home.original(gathered.paths) is not None:
@@ -219,15 +232,15 @@ def _by_hand(gathered: gather.Gathered, script: str) -> str:
         return script
 
 
-def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:  # noqa: PLR0915 - one finding after the other
-    attempts = views.attempts(gathered, row["trial"])
-    failed = [a for a in attempts if a["reason"] in ("user_error", "oom", "launch_failed")]
-    if row["state"] == "ERROR" or failed:
+def _trial(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingView]:  # noqa: PLR0915 - one finding after the other
+    attempts = views.attempts(gathered, row.trial)
+    failed = [a for a in attempts if a.reason in ("user_error", "oom", "launch_failed")]
+    if row.state == "ERROR" or failed:
         last = (failed or attempts)[-1:]
-        reason, error = (last[0]["reason"], last[0]["error"]) if last else ("", "")
+        reason, error = (last[0].reason, last[0].error) if last else ("", "")
         error = text(error) if error else ""
-        said, why = _WORDS.get(reason, reason), text(row["why"])
-        traces = logs.errors(gathered.paths, row["trial"], last[0]["attempt"]) if last else []
+        said, why = _WORDS.get(reason, reason), text(row.why)
+        traces = logs.errors(gathered.paths, row.trial, last[0].attempt) if last else []
         ranks = [[line.text for line in trace] for trace in traces]
         # other ranks complain of the one that failed
         its = [trace for trace in ranks if error in text(" ".join(trace))]
@@ -243,20 +256,20 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
         if reason == "launch_failed" and gathered.config.distributed.backend == "mpi":
             evidence.append("MPI has to know the site file's launcher: docs/guides/sites.md, Keys")
         next = _after_failure(gathered, row, reason)
-        yield _finding("failure", row["id"], f"{row['state']}: {said}", next, evidence)
-    others = [a for a in attempts if a["reason"] in _PASSES]
+        yield _finding("failure", row.id, f"{row.state}: {said}", next, evidence)
+    others = [a for a in attempts if a.reason in _PASSES]
     if others:
         lost = sum(_redone(a, b) for a, b in itertools.pairwise(attempts))
         counts: dict[str, int] = {}
         for attempt in others:
-            counts[attempt["reason"]] = counts.get(attempt["reason"], 0) + 1
+            counts[attempt.reason] = counts.get(attempt.reason, 0) + 1
         whys = [f"{_WORDS[reason]} ({n} times)" for reason, n in counts.items()]
-        whys += [f"promoted ({row['promotions']} times)"] if row["promotions"] else []
+        whys += [f"promoted ({row.promotions} times)"] if row.promotions else []
         told = ", ".join(whys)
         again = f"it began {len(attempts)} times: {told}; {lost} steps again"
-        yield _finding("restart", row["id"], again)
-    line = timeline.passed_over(gathered, row["trial"]) if row["state"] == "PENDING" else None
-    if line is not None and (not attempts or line["t"] > attempts[-1]["end"]):
+        yield _finding("restart", row.id, again)
+    line = timeline.passed_over(gathered, row.trial) if row.state == "PENDING" else None
+    if line is not None and (not attempts or line["t"] > attempts[-1].end):
         needs = [
             f"about {units.duration(line['start_s'])} to begin",
             f"{units.duration(line['useful_s'])} to get anywhere",
@@ -264,40 +277,40 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
         ]
         left = units.duration(line["left_s"])
         said = f"it waits for another allocation: worker {line['worker']} had {left} left"
-        yield _finding("pending", row["id"], said, "", needs)
-    if row["origin"]:
-        *parents, _ = lineage.chain(gathered, row["trial"])
-        ends = [f"trial {one['trial']} at {one['to']} {one['unit']}" for one in reversed(parents)]
-        parent = row["parent"].replace("@", " at ")
-        said = f"it began from {row['origin']['checkpoint']} of trial {parent}"
+        yield _finding("pending", row.id, said, "", needs)
+    if row.origin:
+        *parents, _ = lineage.chain(gathered, row.trial)
+        ends = [f"trial {one.trial} at {one.to} {one.unit}" for one in reversed(parents)]
+        parent = row.parent.replace("@", " at ")
+        said = f"it began from {row.origin['checkpoint']} of trial {parent}"
         evidence = [f"its parents: {', '.join(ends)}"] if parents else []
         yield _finding(
-            "origin", row["id"], said, f"hpcdet schedule {_called(gathered, row)}", evidence
+            "origin", row.id, said, f"hpcdet schedule {_called(gathered, row)}", evidence
         )
-    elif row["parent"]:
-        yield _finding("origin", row["id"], f"it began from nothing: {row['parent']} had nothing")
-    if row["state"] == "RUNNING" and attempts:
-        last_heard = attempts[-1]["last_heard"]
+    elif row.parent:
+        yield _finding("origin", row.id, f"it began from nothing: {row.parent} had nothing")
+    if row.state == "RUNNING" and attempts:
+        last_heard = attempts[-1].last_heard
         if last_heard:
-            age = units.duration(views.seconds(last_heard, ""))
-            yield _finding("progress", row["id"], f"at step {row['steps']}, last heard {age} ago")
+            age = units.duration(seconds(last_heard, ""))
+            yield _finding("progress", row.id, f"at step {row.steps}, last heard {age} ago")
 
 
-def _after_failure(gathered: gather.Gathered, row: dict[str, Any], reason: str) -> str:
+def _after_failure(gathered: gather.Gathered, row: TrialStatusView, reason: str) -> str:
     """Return the next command after a failure; only lack of memory has a remedy of its own."""
     canceled = gathered.closed is not None and gathered.closed.state == "CANCELED"
-    if row["state"] == "ERROR" and reason == "oom" and not canceled:
+    if row.state == "ERROR" and reason == "oom" and not canceled:
         memory = changes.effective(gathered).resources.memory_per_slot
         return f"hpcdet retry {_called(gathered, row)} --mem {'x2' if memory else '8G'}"
-    if row["state"] == "ERROR" and gathered.closed is None:
+    if row.state == "ERROR" and gathered.closed is None:
         return f"hpcdet retry {_called(gathered, row)}"
     return f"hpcdet logs {_called(gathered, row)} --errors"
 
 
-def _called(gathered: gather.Gathered, row: dict[str, Any]) -> str:
-    return called(find.Reference(gathered.paths, row["trial"]))
+def _called(gathered: gather.Gathered, row: TrialStatusView) -> str:
+    return called(find.Reference(gathered.paths, row.trial))
 
 
-def _redone(attempt: dict[str, Any], following: dict[str, Any]) -> int:
-    reached, begun = attempt["steps"], following["from_step"]
+def _redone(attempt: AttemptView, following: AttemptView) -> int:
+    reached, begun = attempt.steps, following.from_step
     return max(0, reached - begun) if reached is not None and begun is not None else 0

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -19,12 +18,12 @@ from hpcdet.errors import StillPending, Unsuccessful
 from hpcdet.read.experiment.gather import Memory
 from hpcdet.read.experiment.states import ENDED
 from hpcdet.read.views import views
+from hpcdet.read.views.views import StatusView
 from hpcdet.store.folder.layout import ExperimentPaths
 
 __all__ = ["ENDED", "following", "pause", "until", "wait_command"]
 
-Item = dict[str, Any]
-Done = Callable[[Item], bool]
+Done = Callable[[StatusView], bool]
 
 
 @contextlib.contextmanager
@@ -60,7 +59,7 @@ def until(
     timeout_s: float | None = None,
     turn: Callable[[], None] | None = None,
     longest_s: float = 10.0,
-) -> list[Item]:
+) -> list[StatusView]:
     """Look repeatedly and show progress until ``done`` holds.
 
     Args:
@@ -93,35 +92,35 @@ def until(
             pause(min(longest_s, max(0.5, 10 * (time.monotonic() - begin))))
 
 
-def ended(item: Item) -> bool:
+def ended(item: StatusView) -> bool:
     """True if the experiment has ended, or is paused by a failure that waiting will not remove."""
-    return item["state"] in ENDED or bool(item["stuck"])
+    return item.state in ENDED or item.stuck
 
 
-def judge(items: Sequence[Item]) -> None:
+def judge(items: Sequence[StatusView]) -> None:
     """Raise Unsuccessful if an experiment ended without success."""
-    bad = [item for item in items if ended(item) and item["state"] != "COMPLETED"]
+    bad = [item for item in items if ended(item) and item.state != "COMPLETED"]
     if not bad:
         return
     worst = bad[0]
-    why = worst["why"] or next((t["why"] for t in worst["trials"] if t["state"] == "ERROR"), "")
-    name = called(ExperimentPaths(Path(worst["path"])))
+    why = worst.why or next((t.why for t in worst.trials if t.state == "ERROR"), "")
+    name = called(ExperimentPaths(Path(worst.path)))
     raise Unsuccessful(
-        f"{worst['state']}" + (f": {why}" if why else ""),
+        f"{worst.state}" + (f": {why}" if why else ""),
         where=_names(bad),
         hint=f"hpcdet explain {name}\nhpcdet logs {name} --errors",
     )
 
 
-def _names(items: Sequence[Item]) -> str:
-    return ", ".join(item["id"] for item in items)
+def _names(items: Sequence[StatusView]) -> str:
+    return ", ".join(item.id for item in items)
 
 
 _GOALS: dict[str, Done] = {
     "done": ended,
-    "running": lambda item: ended(item) or any(t["state"] == "RUNNING" for t in item["trials"]),
-    "paused": lambda item: item["state"] in ENDED or item["state"] == "PAUSED",
-    "checkpoint": lambda item: ended(item) or any(t["last_checkpoint"] for t in item["trials"]),
+    "running": lambda item: ended(item) or any(t.state == "RUNNING" for t in item.trials),
+    "paused": lambda item: item.state in ENDED or item.state == "PAUSED",
+    "checkpoint": lambda item: ended(item) or any(t.last_checkpoint for t in item.trials),
 }
 
 
@@ -140,5 +139,5 @@ def wait_command(ids: Sequence[str], goal: str, any_: bool, timeout: float | Non
     with following([called(paths) for paths in found]):
         items = until(found, _GOALS[goal], every=not any_, timeout_s=timeout)
     for item in items:
-        settings().note(f"{item['id']}  {item['state']}")
+        settings().note(f"{item.id}  {item.state}")
     judge(items)

@@ -6,7 +6,6 @@ import itertools
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 
 import click
 
@@ -54,7 +53,7 @@ COLUMNS = (Column("TRIAL", "trial"), Column("ATTEMPT", "attempt"), Column("RANK"
 @click.option("--timestamps", is_flag=True, help="First the time of each line that tells one.")
 @click.option("--path", is_flag=True, help="Names of the log files (packed: ARCHIVE:NAME).")
 @click.option("--exit-status", is_flag=True, help="With -f: exit 6 if it ended badly.")
-@output("logs")
+@output("logs", LogLine)
 def logs_command(
     out: Output,
     id: str,
@@ -171,8 +170,8 @@ def _over(found: find.Reference) -> bool:
     item = views.status(found.paths)
     if follow.ended(item):
         return True
-    trials = [trial for trial in item["trials"] if trial["trial"] == found.trial]
-    return bool(trials) and all(trial["state"] in follow.ENDED for trial in trials)
+    trials = [trial for trial in item.trials if trial.trial == found.trial]
+    return bool(trials) and all(trial.state in follow.ENDED for trial in trials)
 
 
 def _tail(chosen: list[logs.LogSource], count: int, whole: bool, carried: bool) -> list[LogLine]:
@@ -210,7 +209,7 @@ def _print(
     """Print lines; ``several``: they are of several ranks, None to decide by the lines."""
     if not out.for_people:
         if lines or out.format == "json":
-            out.emit([asdict(line) for line in lines], COLUMNS, key="text")
+            out.emit(lines, COLUMNS, key="text")
         return len(lines)
     if several is None:
         several = len({(line.trial, line.attempt, line.rank) for line in lines}) > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -15,6 +16,42 @@ from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import UsageError
 from hpcdet.read.experiment import gather, series, standings
 from hpcdet.read.views import views
+
+
+@dataclass(frozen=True)
+class MetricView:
+    """A value that a trial reported."""
+
+    experiment: str
+    """The experiment's id."""
+    trial: int
+    """The trial's number."""
+    group: str
+    """``training``, ``validation``, or another group of the code's; ``timing`` and ``system``:
+    measured by hpcdet."""
+    step: int
+    """Batches trained."""
+    name: str
+    """Name of the metric; ``rank1.`` marks what another rank than the first measured."""
+    value: Any
+    """The value: a number, "NaN", "Infinity", "-Infinity", or what else the code reported."""
+    time: str
+    """When it was reported."""
+    attempt: int
+    """The attempt that reported it."""
+    units: dict[str, Any]
+    """The same length in other units: ``batches``, ``records``, ``epochs``."""
+    superseded: bool
+    """True if another attempt has trained the same stretch again; only with ``--all``."""
+
+
+@dataclass(frozen=True)
+class PlacedMetricView(MetricView):
+    """A value with its place along an axis (``--x``)."""
+
+    x: float | None
+    """Batches, completed epochs, or seconds since the trial's start; null if unknown."""
+
 
 COLUMNS = (
     Column("EXPERIMENT", "experiment", wide=True),
@@ -47,7 +84,7 @@ COLUMNS = (
     help="What --plot goes along; rows get it as x (wall: seconds since the trial's start).",
 )
 @click.option("--all", "all_", is_flag=True, help="Superseded rows of earlier attempts, too.")
-@output("metrics")
+@output("metrics", MetricView, PlacedMetricView)
 def metrics_command(
     out: Output,
     ids: Sequence[str],
@@ -73,7 +110,7 @@ def metrics_command(
     """
     if last and best:
         raise UsageError("--last and --best are two questions", hint="ask one of them")
-    items: list[dict[str, Any]] = []
+    items: list[MetricView] = []
     for reference in references(ids):
         gathered = gather.gather(reference.paths)
         rows = views.metrics(
@@ -87,7 +124,8 @@ def metrics_command(
             rows = rows[::every]
         if axis:
             rows = series.along(gathered, rows, axis)
-        items.extend({"experiment": gathered.id, **row} for row in rows)
+        kind = PlacedMetricView if axis else MetricView
+        items.extend(kind(gathered.id, **row) for row in rows)
     if plot:
         click.echo(_plots(items, axis or "step"))
         return
@@ -115,13 +153,13 @@ def _best(rows: list[series.Row], gathered: gather.Gathered, larger: bool) -> li
     return found + series.best([row for row in rows if row["name"] not in names], not larger)
 
 
-def _plots(items: list[dict[str, Any]], axis: series.Axis) -> str:
+def _plots(items: list[MetricView], axis: series.Axis) -> str:
     curves: dict[tuple[str, int, str, str], list[tuple[float, float]]] = {}
     for item in items:
-        value = series.number(item["value"])
-        x = item.get("x", item["step"])
+        value = series.number(item.value)
+        x = item.x if isinstance(item, PlacedMetricView) else item.step
         if x is not None and value is not None and abs(value) != float("inf"):
-            key = (item["experiment"], item["trial"], item["group"], item["name"])
+            key = (item.experiment, item.trial, item.group, item.name)
             curves.setdefault(key, []).append((x, value))
     if not curves:
         settings().note("nothing to plot")

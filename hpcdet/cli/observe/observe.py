@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -24,9 +25,12 @@ from hpcdet.read.experiment.gather import Memory
 from hpcdet.read.lookup import find
 from hpcdet.read.lookup.each import of_each
 from hpcdet.read.views import views
+from hpcdet.read.views.items import encode
+from hpcdet.read.views.trials import TrialStatusView
+from hpcdet.read.views.views import ExperimentView, ShowView, StatusView
 from hpcdet.store.folder.layout import ExperimentPaths
 
-Item = dict[str, Any]
+T = TypeVar("T")
 
 STATES = ("PENDING", "RUNNING", "PAUSED", "STOPPING", "COMPLETED", "CANCELED", "ERROR")
 
@@ -39,7 +43,7 @@ STATES = ("PENDING", "RUNNING", "PAUSED", "STOPPING", "COMPLETED", "CANCELED", "
 @click.option("--trials", is_flag=True, help="Their trials instead; --state is that of a trial.")
 @click.option("--sort", default="", metavar="[-]KEY", help="By a key of -o json; -KEY: downwards.")
 @click.option("--limit", type=click.IntRange(min=1), help="The newest N; with --sort, the first.")
-@output("ls")
+@output("ls", ExperimentView, TrialStatusView)
 def ls_command(
     out: Output,
     state: Sequence[str],
@@ -58,15 +62,17 @@ def ls_command(
     """
     oldest = moment(since) if since else ""
 
-    def rows_of(paths: ExperimentPaths) -> list[Item]:
+    def rows_of(paths: ExperimentPaths) -> list[ExperimentView | TrialStatusView]:
         gathered = views.gather(paths)
         row = views.brief(gathered)
-        if not set(tag) <= set(row["labels"]) or row["created"] < oldest:
+        if not set(tag) <= set(row.labels) or row.created < oldest:
             return []
-        if user and row["user"] not in user:
+        if user and row.user not in user:
             return []
-        rows = views.trials(gathered) if trials else [row]
-        return [each for each in rows if not state or each["state"] in state]
+        rows: Sequence[ExperimentView | TrialStatusView] = (
+            views.trials(gathered) if trials else [row]
+        )
+        return [each for each in rows if not state or each.state in state]
 
     experiments = find.experiments(settings().root)
     rows, warnings = _newest(experiments, rows_of, None if sort else limit)
@@ -79,7 +85,7 @@ def ls_command(
 LS = (
     Column("ID", "id"),
     Column("STATE", "state", cut=False),
-    Column("TRIALS", lambda row: f"{row['done']}/{row['trials']}", right=True),
+    Column("TRIALS", lambda row: f"{row.done}/{row.trials}", right=True),
     Column("CREATED", words.time_of("created"), cut=False),
     Column("NAME", "name"),
     Column("LABELS", "labels"),
@@ -90,11 +96,11 @@ LS = (
 
 def _newest(
     experiments: list[ExperimentPaths],
-    rows_of: Callable[[ExperimentPaths], list[Item]],
+    rows_of: Callable[[ExperimentPaths], list[T]],
     limit: int | None,
-) -> tuple[list[Item], list[str]]:
+) -> tuple[list[T], list[str]]:
     """Return rows and warnings, oldest first; with ``limit`` no more are read than it takes."""
-    parts: list[list[Item]] = []
+    parts: list[list[T]] = []
     warnings: list[str] = []
     left = math.inf if limit is None else limit
     for paths in reversed(experiments):
@@ -108,24 +114,26 @@ def _newest(
     return rows[-limit:] if limit else rows, warnings[::-1]
 
 
-def _sorted(rows: list[Item], by: str) -> list[Item]:
+def _sorted(rows: list[T], by: str) -> list[T]:
     """Sort rows by a key, descending if it begins with ``-``; rows without it come last.
 
     Raises:
         UsageError: rows have no such key.
     """
     key = by.removeprefix("-")
-    if rows and key not in rows[0]:
-        raise UsageError(f"no such key: {key}", where="--sort", hint=f"keys: {', '.join(rows[0])}")
+    items = [encode(row) for row in rows]
+    if rows and key not in items[0]:
+        raise UsageError(f"no such key: {key}", where="--sort", hint=f"keys: {', '.join(items[0])}")
 
-    def value(row: Item) -> tuple[float, str]:
+    def value(pair: tuple[Any, T]) -> tuple[float, str]:
         # numbers by value; NaN and infinities are words in the journals, and infinity still has one
-        amount = series.number(row[key])
-        return (0.0, text(row[key])) if amount is None else (amount, "")
+        amount = series.number(pair[0])
+        return (0.0, text(pair[0])) if amount is None else (amount, "")
 
-    nothing = [row for row in rows if row[key] in (None, "", "NaN")]
-    ordered = [row for row in rows if row[key] not in (None, "", "NaN")]
-    return sorted(ordered, key=value, reverse=by.startswith("-")) + nothing
+    pairs = [(item[key], row) for item, row in zip(items, rows, strict=True)]
+    nothing = [row for known, row in pairs if known in (None, "", "NaN")]
+    ordered = [pair for pair in pairs if pair[0] not in (None, "", "NaN")]
+    return [row for _, row in sorted(ordered, key=value, reverse=by.startswith("-"))] + nothing
 
 
 def moment(since: str) -> str:
@@ -157,7 +165,7 @@ def moment(since: str) -> str:
     help="Again every SEC seconds (5) until all have ended.",
 )
 @click.option("--exit-status", is_flag=True, help="Exit 6 if one of them ended badly.")
-@output("status")
+@output("status", StatusView)
 def status_command(out: Output, ids: Sequence[str], watch: str | None, exit_status: bool) -> None:
     """Show the state of experiments, from their files alone: the scheduler is not asked.
 
@@ -172,13 +180,13 @@ def status_command(out: Output, ids: Sequence[str], watch: str | None, exit_stat
         memories: dict[ExperimentPaths, Memory] | None = None if every is None else {}
         items, warnings = _status(ids, memories)
         _print_status(out, items, [*warnings, *_drift(ids, items), *_said(items)])
-        while every is not None and not all(item["state"] in follow.ENDED for item in items):
+        while every is not None and not all(item.state in follow.ENDED for item in items):
             follow.pause(every)
             items, warnings = _status(ids, memories)
             if settings().live and out.for_people:
                 click.clear()
             _print_status(out, items, warnings)
-    bad = [item["id"] for item in items if item["state"] in ("ERROR", "CANCELED")]
+    bad = [item.id for item in items if item.state in ("ERROR", "CANCELED")]
     if exit_status and bad:
         raise Unsuccessful("it ended, and not well", where=", ".join(bad))
 
@@ -198,45 +206,45 @@ def _watched(watch: str, ids: Sequence[str]) -> tuple[float, Sequence[str]]:
     return every, ids
 
 
-def _said(items: list[Item]) -> list[str]:
+def _said(items: list[StatusView]) -> list[str]:
     """Return warnings: jobs that wait too long for a node, paused trials over their size limit."""
     waits = [
-        f"{item['id']} waits for the cluster since {wait['since']}: {wait['reason']}; "
+        f"{item.id} waits for the cluster since {wait.since}: {wait.reason}; "
         "sinfo -R says which nodes are down and why"
         for item in items
-        for wait in item["waits"]
-        if wait["long"] and item["health"] == "queued"
+        for wait in item.waits
+        if wait.long and item.health == "queued"
     ]
     return waits + [
-        f"{item['id']}: checkpoints of paused trials hold {units.size(item['paused_bytes'])}, more "
-        f"than checkpoint_storage.max_paused_bytes ({units.size(item['max_paused_bytes'])}); "
-        f"hpcdet resume {called(ExperimentPaths(Path(item['path'])))}, "
+        f"{item.id}: checkpoints of paused trials hold {units.size(item.paused_bytes)}, more "
+        f"than checkpoint_storage.max_paused_bytes ({units.size(item.max_paused_bytes)}); "
+        f"hpcdet resume {called(ExperimentPaths(Path(item.path)))}, "
         "or cancel what will not go on"
         for item in items
-        if item["paused_bytes"] is not None and item["paused_bytes"] > item["max_paused_bytes"]
+        if item.max_paused_bytes is not None and (item.paused_bytes or 0) > item.max_paused_bytes
     ]
 
 
-def _drift(ids: Sequence[str], items: list[dict[str, Any]]) -> list[str]:
+def _drift(ids: Sequence[str], items: list[StatusView]) -> list[str]:
     """Return warnings on code changed since a live experiment's snapshot, if asked for."""
-    live = [item for item in items if ids and item["state"] not in follow.ENDED]
+    live = [item for item in items if ids and item.state not in follow.ENDED]
     if not live:
         return []
     from hpcdet.jobs.create import code_drift
 
     found = []
     for item in live:
-        differs = code_drift.code_differs(ExperimentPaths(Path(item["path"])))
+        differs = code_drift.code_differs(ExperimentPaths(Path(item.path)))
         if differs:
             more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
             files = ", ".join(differs[:3]) + more
-            found.append(f"{item['id']}: the code has changed since its snapshot: {files}")
+            found.append(f"{item.id}: the code has changed since its snapshot: {files}")
     return found
 
 
 def _status(
     ids: Sequence[str], memories: dict[ExperimentPaths, Memory] | None
-) -> tuple[list[Item], list[str]]:
+) -> tuple[list[StatusView], list[str]]:
     """Return items and warnings.
 
     Args:
@@ -244,7 +252,7 @@ def _status(
     """
     root = settings().root
 
-    def look(paths: ExperimentPaths) -> Item:
+    def look(paths: ExperimentPaths) -> StatusView:
         if memories is None:
             return views.status(paths)
         return views.status(memories.setdefault(paths, Memory(paths)).look())
@@ -256,12 +264,12 @@ def _status(
         found = find.reference(each, root)
         item = look(found.paths)
         if found.trial:
-            item["trials"] = [t for t in item["trials"] if t["trial"] == found.trial]
+            item = replace(item, trials=[t for t in item.trials if t.trial == found.trial])
         items.append(item)
     return items, []
 
 
-def _print_status(out: Output, items: list[Item], warnings: Sequence[str]) -> None:
+def _print_status(out: Output, items: list[StatusView], warnings: Sequence[str]) -> None:
     if not out.for_people or out.fields:
         out.emit(items, (), warnings=warnings)
         return
@@ -273,21 +281,21 @@ def _print_status(out: Output, items: list[Item], warnings: Sequence[str]) -> No
         if number:
             click.echo()
         click.echo(standing.headline(item))
-        for line in item["purged"]:
+        for line in item.purged:
             settings().warn(line)
         for line in standing.failures(item):
             settings().note(line)
-        if item["trials"]:
-            out.emit(item["trials"], standing.trials(item))
+        if item.trials:
+            out.emit(item.trials, standing.trials(item))
 
 
 ATTEMPTS = (
-    Column("ATTEMPT", lambda row: f"{row['trial']}.{row['attempt']}"),
-    Column("REASON", lambda row: row["reason"] or "running", cut=False),
+    Column("ATTEMPT", lambda row: f"{row.trial}.{row.attempt}"),
+    Column("REASON", lambda row: row.reason or "running", cut=False),
     Column("FROM", "from_step", right=True),
     Column("STEPS", "steps", right=True),
     Column("START", words.time_of("start"), cut=False),
-    Column("TOOK", lambda row: units.duration(row["duration_s"]), right=True),
+    Column("TOOK", lambda row: units.duration(row.duration_s), right=True),
     Column("JOB", "job"),
     Column("NODES", "nodes", wide=True),
     Column("ERROR", "error"),
@@ -323,13 +331,19 @@ ALLOCATIONS = (
     Column("CHARGED", "charged_slot_hours", right=True),
 )
 
-SECTIONS = ("status", "attempts", "jobs", "allocations", "changes", "config", "provenance", "files")
+TABLES = {
+    "attempts": ATTEMPTS,
+    "jobs": JOBS,
+    "allocations": ALLOCATIONS,
+    "changes": CHANGES,
+}
+SECTIONS = ("status", *TABLES, "config", "provenance", "files")
 
 
 @click.command("show", short_help="Everything known of an experiment, trial or attempt.")
 @id_argument()
 @click.option("--section", multiple=True, type=click.Choice(SECTIONS), help="Only this part.")
-@output("show")
+@output("show", ShowView)
 def show_command(out: Output, id: str, section: Sequence[str]) -> None:
     """Show everything known of an experiment, a trial (ID/3) or an attempt (ID/3.2).
 
@@ -339,40 +353,40 @@ def show_command(out: Output, id: str, section: Sequence[str]) -> None:
     found = find.reference(id, settings().root)
     item = views.show(found.paths)
     if found.trial:
-        for part in ("trials", "attempts", "checkpoints"):
-            item[part] = [row for row in item[part] if row["trial"] == found.trial]
-    if found.attempt:
-        item["attempts"] = [r for r in item["attempts"] if r["attempt"] == found.attempt]
+        item = replace(
+            item,
+            trials=[row for row in item.trials if row.trial == found.trial],
+            attempts=[
+                row
+                for row in item.attempts
+                if row.trial == found.trial and found.attempt in (0, row.attempt)
+            ],
+            checkpoints=[row for row in item.checkpoints if row.trial == found.trial],
+        )
     if not out.for_people or out.fields:
         out.emit([item], ())
         return
     chosen = section or SECTIONS
     if "status" in chosen:
         click.echo(standing.headline(item))
-        for line in item["purged"]:
+        for line in item.purged:
             settings().warn(line)
-        out.emit(item["trials"], standing.trials(item))
-    tables = (
-        ("attempts", ATTEMPTS),
-        ("jobs", JOBS),
-        ("allocations", ALLOCATIONS),
-        ("changes", CHANGES),
-    )
-    for part, columns in tables:
-        if part in chosen and item[part]:
+        out.emit(item.trials, standing.trials(item))
+    for part, columns in TABLES.items():
+        if part in chosen and (rows := getattr(item, part)):
             click.echo(f"\n{part.capitalize()}")
-            out.emit(item[part], columns)
+            out.emit(rows, columns)
     if "allocations" in chosen:
         _note_uncharged(found.paths, item)
     for part in ("config", "provenance", "files"):
-        if part in chosen and item[part]:
-            click.echo(f"\n{part.capitalize()}\n{_yaml(item[part])}", nl=False)
+        if part in chosen and (value := encode(getattr(item, part))):
+            click.echo(f"\n{part.capitalize()}\n{_yaml(value)}", nl=False)
 
 
-def _note_uncharged(paths: ExperimentPaths, item: Item) -> None:
+def _note_uncharged(paths: ExperimentPaths, item: ShowView) -> None:
     """Say how the charges of the last workers are asked for, which outlive their experiment."""
-    charged = [row["charged_slot_hours"] is not None for row in item["allocations"]]
-    if item["state"] in follow.ENDED and any(charged) and not all(charged):
+    charged = [row.charged_slot_hours is not None for row in item.allocations]
+    if item.state in follow.ENDED and any(charged) and not all(charged):
         settings().note(
             f"{charged.count(False)} of {len(charged)} allocations are counted, not charged; "
             f"ask accounting for them: hpcdet searcher run --once {called(paths)}"

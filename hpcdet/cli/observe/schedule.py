@@ -12,7 +12,7 @@ from hpcdet.read.lookup import find, lineage
 
 COLUMNS = (
     Column("TRIAL", "trial", right=True),
-    Column("FROM", "from", right=True),
+    Column("FROM", "from_", right=True),
     Column("TO", "to", right=True),
     Column("UNIT", "unit"),
     Column("HYPERPARAMETERS", "hyperparameters", fold=True),
@@ -24,7 +24,7 @@ COLUMNS = (
 @click.command("schedule", short_help="What a trial was trained with, its parents included.")
 @id_argument()
 @click.option("--config", "as_config", is_flag=True, help="As YAML, to train it again alone.")
-@output("schedule")
+@output("schedule", lineage.StretchView)
 def schedule_command(out: Output, id: str, as_config: bool) -> None:
     """Hyperparameters of the best trial (or of ID/3) and its parents, by length of training.
 

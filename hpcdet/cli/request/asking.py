@@ -19,6 +19,7 @@ from hpcdet.control.requests import commands
 from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read.experiment import changes, gather, states
 from hpcdet.read.lookup import find
+from hpcdet.read.views.views import StatusView
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import journal
@@ -133,9 +134,9 @@ def ask_each(
     if not wait or dry_run or not asked:
         return
 
-    def done(item: dict[str, Any]) -> bool:
-        states = {0: item["state"], **{t["trial"]: t["state"] for t in item["trials"]}}
-        wanted = next(numbers for paths, numbers in asked.items() if paths.id == item["id"])
+    def done(item: StatusView) -> bool:
+        states = item.states()
+        wanted = next(numbers for paths, numbers in asked.items() if paths.id == item.id)
         return all(states[number] in goal for number in wanted)
 
     waited = list(asked)

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from hpcdet.cli.frame.ids import called
-from hpcdet.cli.frame.output import Column, Item, Output, output
+from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import Settings, settings
 from hpcdet.cli.inputs import preview
 from hpcdet.cli.inputs.loading import SubmitRequest, config_argument, request, setting_options
@@ -26,6 +26,7 @@ from hpcdet.jobs.checks import decisions, throughput
 from hpcdet.jobs.create import create, provenance
 from hpcdet.jobs.script import submission
 from hpcdet.read.views import views
+from hpcdet.read.views.views import StatusView
 from hpcdet.site import from_resolved
 from hpcdet.store.cost.budget import Budget
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -225,7 +226,7 @@ def _follow(
     wanted: SubmitRequest,
     warnings: list[str],
     crank: CommandCrank,
-) -> list[Item]:
+) -> list[StatusView]:
     """Print the course of the experiment until it has ended, and return how it ended."""
     if out.format == "id":
         out.emit([_item(paths, wanted)], COLUMNS, warnings=warnings)
@@ -282,17 +283,17 @@ def _item(paths: ExperimentPaths, wanted: SubmitRequest) -> dict[str, Any]:
     site = from_resolved(paths.site)
     return {
         "id": paths.id,
-        "state": status["state"],
-        "why": status["why"],
+        "state": status.state,
+        "why": status.why,
         "site": site.name,
         "site_reason": wanted.site.reason,
-        "trials": len(status["trials"]),
-        "jobs": [job["job"] for job in jobs if job["job"]],
-        "scripts": [job["script"] for job in jobs],
-        "argv": [submission.argv(site, Path(job["script"])) for job in jobs],
-        "errors": [job["error"] for job in jobs if job["error"]],
+        "trials": len(status.trials),
+        "jobs": [job.job for job in jobs if job.job],
+        "scripts": [job.script for job in jobs],
+        "argv": [submission.argv(site, Path(job.script)) for job in jobs],
+        "errors": [job.error for job in jobs if job.error],
         "path": str(paths.root),
-        "budget": status["spent"]["budget"],
+        "budget": status.spent.budget,
     }
 
 

@@ -87,12 +87,12 @@ def _experiment(name: str) -> gather.Gathered | None:
 
 def _changed(gathered: gather.Gathered, resolved: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Return every leaf of an experiment's config: ``key, value, origin``."""
-    found = {change["key"]: change for change in changes.changes(gathered)}
+    found = {change.key: change for change in changes.changes(gathered)}
     for key, value in walk(resolved):
         origin = "experiment.yaml"
         if key in found:
             change = found[key]
-            origin = f"{change['origin']} by {change['user']}, was {text(change['was'])}"
+            origin = f"{change.origin} by {change.user}, was {text(change.was)}"
         yield {"key": key, "value": value, "origin": origin}
 
 

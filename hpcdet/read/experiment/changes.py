@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.store.config import overrides
 from hpcdet.store.config.resolved_config import Resolved
 
-Change = dict[str, Any]
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the config since the submission."""
+
+    key: str
+    """The key, as ``resources.walltime_s``."""
+    value: Any
+    """Its value since."""
+    was: Any
+    """Its value in ``experiment.yaml``."""
+    origin: str
+    """The command that changed it, as ``command 3``."""
+    user: str
+    """Who gave that command."""
+    at: str
+    """When."""
+    pending: bool
+    """True if it is recorded, but not obeyed by the process that decides yet."""
 
 
 def changes(gathered: Gathered, *, pending: bool = True) -> list[Change]:
@@ -18,10 +37,6 @@ def changes(gathered: Gathered, *, pending: bool = True) -> list[Change]:
 
     Args:
         pending: also those that no holder of the lease has obeyed yet.
-
-    Returns:
-        ``key, value, was`` (in ``experiment.yaml``), ``origin`` (``command 3``), ``user, at``,
-        ``pending``: recorded, but not obeyed by a holder yet.
     """
     heard = {line["seq"]: line for line in gathered.decisions if line["kind"] == "command"}
     found: dict[str, Change] = {}
@@ -32,22 +47,15 @@ def changes(gathered: Gathered, *, pending: bool = True) -> list[Change]:
             continue
         arguments = line.get("arguments", {}) if line is not None else command.arguments
         for key, value in overrides.asked(command.verb, arguments).items():
-            found[key] = {
-                "key": key,
-                "value": value,
-                "was": _at(gathered.config.raw, key),
-                "origin": f"command {seq}",
-                "user": command.user,
-                "at": command.at,
-                "pending": line is None,
-            }
+            was, by = _at(gathered.config.raw, key), f"command {seq}"
+            found[key] = Change(key, value, was, by, command.user, command.at, line is None)
     return [found[key] for key in sorted(found)]
 
 
 def effective(gathered: Gathered, *, pending: bool = True) -> Resolved:
     """Return the config with these changes merged."""
     found = changes(gathered, pending=pending)
-    return overrides.lay(gathered.config, {c["key"]: c["value"] for c in found})
+    return overrides.lay(gathered.config, {c.key: c.value for c in found})
 
 
 def assigned(changed: Mapping[str, Any]) -> list[str]:

@@ -18,8 +18,6 @@ from hpcdet.goals import Goals, GoalStanding
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Gathered
 
-View = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class ValidationReport:
@@ -49,44 +47,6 @@ class Standings:
     at: Mapping[int, ValidationReport]
     length: int | None
     front: list[int]
-
-    def row(self, trial: int) -> View:
-        """A trial's ``feasible, violation, objectives, constraints, on_front``; None is unknown.
-
-        The first two and the values are those of the report by which it is compared.
-        """
-        report = self.at.get(trial)
-        objectives, constraints = self.goals.objectives, self.goals.constraints
-        metrics = report.metrics if report else {}
-        return {
-            "feasible": report.standing.feasible if report and constraints else None,
-            "violation": report.standing.violation if report and constraints else None,
-            "objectives": {one.metric: metrics.get(one.metric) for one in objectives},
-            "constraints": {one.metric: metrics.get(one.metric) for one in constraints},
-            "on_front": trial in self.front,
-        }
-
-    def view(self) -> View:
-        """A dict of ``compared_at`` (a length), ``front`` (rows: ``trial``, ``step``), ``nearest``.
-
-        The last is the trial that violates least, where none is feasible; else None.
-        """
-        violations = {
-            trial: report.standing.violation
-            for trial, report in self.at.items()
-            if report.standing.violation and report.standing.losses is not None
-        }
-        nearest = None
-        if violations and not self.front:
-            nearest = min(violations, key=lambda trial: (violations[trial] or 0.0, trial))
-        return {
-            "compared_at": self.length,
-            "front": [self._named(trial) for trial in self.front],
-            "nearest": None if nearest is None else self._named(nearest),
-        }
-
-    def _named(self, trial: int) -> View:
-        return {"trial": trial, "step": self.at[trial].step, **self.row(trial)}
 
 
 def standings(gathered: Gathered) -> Standings | None:
@@ -137,7 +97,7 @@ def _reports(gathered: Gathered, goals: Goals) -> dict[int, list[ValidationRepor
     wanted = goals.lacking({}, the_goals.EVER)
     found: dict[int, list[ValidationReport]] = {}
     for trial in gathered.trials:
-        steps: dict[int, View] = defaultdict(dict)
+        steps: dict[int, dict[str, Any]] = defaultdict(dict)
         lengths: dict[int, int] = {}
         for name in wanted:
             for step, length, value in trial.validations(name):

@@ -15,6 +15,7 @@ from typing import Any
 from hpcdet.read.experiment import series, states
 from hpcdet.read.experiment.gather import Gathered, Line
 from hpcdet.read.views import views
+from hpcdet.read.views.items import encode
 
 Row = dict[str, Any]
 
@@ -132,7 +133,7 @@ def of_experiment(gathered: Gathered) -> dict[str, list[tuple[Any, ...]]]:
     own = {"experiment": gathered.id}
     searcher = gathered.config.searcher
     about = {
-        **views.brief(gathered),
+        **encode(views.brief(gathered)),
         "stuck": states.stuck(gathered),
         "searcher": searcher.name,
         "metric": searcher.metric,
@@ -143,8 +144,8 @@ def of_experiment(gathered: Gathered) -> dict[str, list[tuple[Any, ...]]]:
     events = enumerate(views.events(gathered))
     found = {
         "experiments": [about],
-        "events": [{**own, "n": n, **event} for n, event in events],
-        "jobs": [{**own, **job} for job in views.jobs(gathered)],
+        "events": [{**own, "n": n, **encode(event)} for n, event in events],
+        "jobs": [{**own, **encode(job)} for job in views.jobs(gathered)],
     }
     return _rows(found)
 
@@ -154,22 +155,22 @@ def of_trials(gathered: Gathered, chosen: Sequence[int]) -> dict[str, list[tuple
     if not chosen:
         return {}
     own, wanted = {"experiment": gathered.id}, frozenset(chosen)
-    trials = [row for row in views.trials(gathered) if row["trial"] in wanted]
+    trials = [row for row in views.trials(gathered) if row.trial in wanted]
     found = {
         # as a number: a text, as infinities are written, would be the last in any order
-        "trials": [{**own, **row, "best": series.number(row["best"])} for row in trials],
+        "trials": [{**own, **encode(row), "best": series.number(row.best)} for row in trials],
         "hyperparameters": [
-            {**own, "trial": row["trial"], "name": key, "value_json": json.dumps(value)}
+            {**own, "trial": row.trial, "name": key, "value_json": json.dumps(value)}
             for row in trials
-            for key, value in sorted(row["hyperparameters"].items())
+            for key, value in sorted(row.hyperparameters.items())
         ],
         "attempts": [
-            {**own, **row, "duration_s": row["duration_s"] if row["end"] else None}
+            {**own, **encode(row), "duration_s": row.duration_s if row.end else None}
             for number in chosen
             for row in views.attempts(gathered, number)
         ],
         "checkpoints": [
-            {**own, **row}
+            {**own, **encode(row)}
             for number in chosen
             for row in views.checkpoints(gathered, number, deleted=True)
         ],

@@ -173,10 +173,10 @@ def _best(paths: ExperimentPaths) -> int:
     from hpcdet.read.views import views  # completion finds ids without reading experiments
 
     item = views.status(paths)
-    if item["best"] is None:
+    if item.best is None:
         hint = f"see how they stand with: hpcdet status {home.called(paths)}"
-        raise NotFound(f"no trial has a value of {item['metric']} yet", where=paths.id, hint=hint)
-    return int(item["best"]["trial"])
+        raise NotFound(f"no trial has a value of {item.metric} yet", where=paths.id, hint=hint)
+    return int(item.best.trial)
 
 
 def _jobs(paths: ExperimentPaths) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,33 @@ from hpcdet.store.trials import parents
 from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length, Unit
 
-View = dict[str, Any]
+
+@dataclass(frozen=True)
+class StretchView:
+    """A stretch of a model's training, by one trial."""
+
+    trial: int
+    """The trial's number."""
+    from_: int
+    """Length at which the stretch begins."""
+    to: int
+    """Length at which it ends."""
+    unit: Unit
+    """Unit of both."""
+    hyperparameters: dict[str, Any]
+    """Hyperparameters of the stretch."""
+    seed: int
+    """The trial's seed."""
+    parent: str
+    """What the trial began from, as ``3@400 batches``; "" if from nothing."""
+    checkpoint: str
+    """Name of its parent's checkpoint; "" without one."""
+    root: str
+    """Digest of that checkpoint's manifest; "" without one."""
 
 
-def chain(gathered: Gathered, trial: int) -> list[View]:
+def chain(gathered: Gathered, trial: int) -> list[StretchView]:
     """Return a trial and its ancestors, the first one first.
-
-    Returns:
-        Of each ``trial, from, to`` (lengths, in ``unit``), ``hyperparameters, seed, checkpoint``
-        (name of its parent's), ``root`` (of that), ``parent``.
 
     Raises:
         NotFound: there is no such trial.
@@ -33,7 +52,7 @@ def chain(gathered: Gathered, trial: int) -> list[View]:
     trials = {each.number: each for each in gathered.trials}
     length = gathered.config.searcher.max_length
     unit: Unit = length.unit if length else "batches"
-    rows: list[View] = []
+    rows: list[StretchView] = []
     number = trial
     while number:
         found = trials.get(number)
@@ -42,19 +61,10 @@ def chain(gathered: Gathered, trial: int) -> list[View]:
             raise NotFound("there is no such trial", where=f"{gathered.id}/{number}")
         origin = record.origin
         begins = int(origin["units"][unit]) if origin else 0
-        rows.append(
-            {
-                "trial": number,
-                "from": begins,
-                "to": rows[-1]["from"] if rows else _reached(found, unit),
-                "unit": unit,
-                "hyperparameters": record.params,
-                "seed": record.seed,
-                "parent": record.parent,
-                "checkpoint": origin.get("checkpoint", ""),
-                "root": origin.get("root", ""),
-            }
-        )
+        to = rows[-1].from_ if rows else _reached(found, unit)
+        given = (origin.get("checkpoint", ""), origin.get("root", ""))
+        began = (record.params, record.seed, record.parent, *given)
+        rows.append(StretchView(number, begins, to, unit, *began))
         parent = Parent.parse(record.parent) if origin else None
         number = parent.trial if parent is not None and not parent.experiment else 0
     return rows[::-1]
@@ -86,7 +96,7 @@ def best_trial(gathered: Gathered) -> int:
     return int(pick(ordered)[1])
 
 
-def config(rows: list[View], gathered: Gathered) -> View:
+def config(rows: list[StretchView], gathered: Gathered) -> dict[str, Any]:
     """Return config keys that train one model by the schedule of a ``chain``.
 
     With the code and the other keys of the experiment it ends with the bits of the last trial.
@@ -95,32 +105,32 @@ def config(rows: list[View], gathered: Gathered) -> View:
         NotFound: the first one began from a checkpoint that is not there any more.
     """
     asked = gathered.config.searcher
-    unit = rows[-1]["unit"]
+    unit = rows[-1].unit
     steps = [
-        {"until": {unit: row["to"]}, "hyperparameters": row["hyperparameters"]}
+        {"until": {unit: row.to}, "hyperparameters": row.hyperparameters}
         for row in rows
-        if row["to"] > row["from"]  # else an heir begins from what its parent began from
+        if row.to > row.from_  # else an heir begins from what its parent began from
     ]
-    found: View = {
+    found: dict[str, Any] = {
         "searcher": {
             "name": "schedule",
             "metric": asked.metric,
             "smaller_is_better": asked.smaller_is_better,
-            "max_length": {unit: asked.max_length.value if asked.max_length else rows[-1]["to"]},
-            "schedule": {"seed": rows[0]["seed"], "steps": steps},
+            "max_length": {unit: asked.max_length.value if asked.max_length else rows[-1].to},
+            "schedule": {"seed": rows[0].seed, "steps": steps},
         }
     }
-    if rows[0]["root"]:
+    if rows[0].root:
         found["searcher"]["begin_from"] = _beginning(rows[0], gathered)
     if asked.interval:
         found["min_validation_period"] = {unit: asked.interval}
     return found
 
 
-def _beginning(first: View, gathered: Gathered) -> str:
+def _beginning(first: StretchView, gathered: Gathered) -> str:
     """Return the checkpoint of another experiment that a trial began from (``begin_from``)."""
-    parent = Parent.parse(first["parent"])
-    root, length = first["root"], Length(first["unit"], first["from"])
+    parent = Parent.parse(first.parent)
+    root, length = first.root, Length(first.unit, first.from_)
     named, donor = "", None
     if parent is not None and parent.experiment == gathered.paths.origin.root.name:
         linked = parents.given(gathered.paths.origin.trial(parent.trial))
@@ -136,7 +146,7 @@ def _beginning(first: View, gathered: Gathered) -> str:
     # the newest at or before a length is what it will begin from
     newest = next((one for one in reversed(held) if one.at <= length.value), None)
     if newest is None or newest.manifest[sealed_json.ROOT] != root:
-        what = f"trial {first['trial']} began from {first['checkpoint']} of {first['parent']}"
+        what = f"trial {first.trial} began from {first.checkpoint} of {first.parent}"
         hint = "without --config the hyperparameters of each stretch are listed all the same"
         raise NotFound(f"{what}, which is not there any more", where=gathered.id, hint=hint)
     return f"{named}@{length}"

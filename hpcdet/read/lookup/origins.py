@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.lookup import find
 from hpcdet.read.views import views
+from hpcdet.read.views.checkpoints import CheckpointView
 from hpcdet.store.folder import home
 from hpcdet.store.folder.layout import CHECKPOINT_NAME
 
@@ -27,9 +27,9 @@ def checkpoint(gathered: Gathered, trial: int, text: str) -> str:
         UsageError: it is a checkpoint of another trial or experiment.
     """
     where = f"{gathered.id}/{trial}"
-    rows = [row for row in views.checkpoints(gathered, trial) if row["state"] in THERE]
+    rows = [row for row in views.checkpoints(gathered, trial) if row.state in THERE]
     if text == find.BEST:
-        return str(best(rows, gathered, where)["name"])
+        return best(rows, gathered, where).name
     name = text
     path = Path(text).expanduser().absolute()
     if path.is_dir() and CHECKPOINT_NAME.fullmatch(path.name):
@@ -41,21 +41,21 @@ def checkpoint(gathered: Gathered, trial: int, text: str) -> str:
                 hint="a trial goes on from its own only; to begin another one there, fork",
             )
         name = path.name
-    fits = [row for row in rows if name in (row["name"], str(row["step"]))]
+    fits = [row for row in rows if name in (row.name, str(row.step))]
     if fits:
-        return str(max(fits, key=lambda row: row["attempt"])["name"])
+        return max(fits, key=lambda row: row.attempt or 0).name
     hint = f"hpcdet ckpt ls {home.called(gathered.paths, trial)} shows those it has"
     raise NotFound(f"no checkpoint {text}", where=where, hint=hint)
 
 
-def best(rows: list[dict[str, Any]], gathered: Gathered, where: str) -> dict[str, Any]:
+def best(rows: list[CheckpointView], gathered: Gathered, where: str) -> CheckpointView:
     """Return the row of ``views.checkpoints`` with the best value of the searcher's metric.
 
     Raises:
         NotFound: none was validated.
     """
     searcher = gathered.config.searcher
-    values = [(series.number(row["metric"]), row) for row in rows]
+    values = [(series.number(row.metric), row) for row in rows]
     ordered = [(value, row) for value, row in values if value is not None]
     if not ordered:
         what = f"no checkpoint of a step that had reported {searcher.metric} when it was saved"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hpcdet import pareto
 from hpcdet.goals import Objective, finite
 from hpcdet.read.experiment import standings
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.report.scale import Axes, number, scale
+from hpcdet.read.views.trials import ComparisonView, comparison
 from hpcdet.store.config.searcher_keys import Searcher
 
 FRAME = LEFT, TOP, RIGHT, BOTTOM = (72, 12, 624, 276)
@@ -56,26 +56,27 @@ def front(gathered: Gathered) -> Front | None:
     stand = standings.standings(gathered)
     if stand is None or not stand.goals.several:
         return None
-    found = {trial: stand.row(trial) for trial in sorted(stand.at)}
+    found = {trial: comparison(stand, trial) for trial in sorted(stand.at)}
     one, other = stand.goals.objectives[:2]
     drawn = [
         (trial, row, x, y)
         for trial, row in found.items()
-        if (x := finite(row["objectives"][one.metric])) is not None
-        and (y := finite(row["objectives"][other.metric])) is not None
+        if (x := finite(row.objectives[one.metric])) is not None
+        and (y := finite(row.objectives[other.metric])) is not None
     ]
     if not drawn:
         return None
     # with many trials those on the front are drawn before others
-    chosen = sorted(drawn, key=lambda item: (not item[1]["on_front"], item[0]))[:DOTS]
+    chosen = sorted(drawn, key=lambda item: (not item[1].on_front, item[0]))[:DOTS]
     across = scale([x for _, _, x, _ in chosen], LEFT, RIGHT, air=0.05)
     up = scale([y for _, _, _, y in chosen], BOTTOM, TOP, air=0.05)
-    names = [*found[drawn[0][0]]["objectives"], *found[drawn[0][0]]["constraints"]]
+    first = drawn[0][1]
+    names = [*first.objectives, *first.constraints]
     dots = [
         Dot(across(x), up(y), _kind(row), f"trial {trial}: {number(x)}, {number(y)}")
         for trial, row, x, y in reversed(chosen)
     ]
-    on = [(x, y) for _, row, x, y in chosen if row["on_front"]]
+    on = [(x, y) for _, row, x, y in chosen if row.on_front]
     count, planar = len(stand.front), len(stand.goals.objectives) == 2
     return Front(
         names=names,
@@ -83,7 +84,7 @@ def front(gathered: Gathered) -> Front | None:
             (
                 trial,
                 number(stand.at[trial].step),
-                [number({**row["objectives"], **row["constraints"]}[name]) for name in names],
+                [number((row.objectives | row.constraints)[name]) for name in names],
             )
             for trial in stand.front
             for row in [found[trial]]
@@ -97,15 +98,15 @@ def front(gathered: Gathered) -> Front | None:
             *FRAME,
         ),
         summary=f"{count} of {len(found)} trials {'is' if count == 1 else 'are'} on the front.",
-        hypervolume=_volume(stand, [row for row in found.values() if row["feasible"] is not False]),
+        hypervolume=_volume(stand, [row for row in found.values() if row.feasible is not False]),
         left_out=len(drawn) - len(chosen),
     )
 
 
-def _kind(row: dict[str, Any]) -> str:
-    if row["feasible"] is False:
+def _kind(row: ComparisonView) -> str:
+    if row.feasible is False:
         return "infeasible"
-    return "front" if row["on_front"] else "feasible"
+    return "front" if row.on_front else "feasible"
 
 
 def _compared(searcher: Searcher, length: int | None) -> str:
@@ -125,13 +126,13 @@ def _stairs(places: Sequence[tuple[float, float]], first: Objective) -> str:
     return "".join([f"M{x} {y}" for x, y in places[:1]] + list(steps))
 
 
-def _volume(stand: standings.Standings, rows: Sequence[dict[str, Any]]) -> str:
+def _volume(stand: standings.Standings, rows: Sequence[ComparisonView]) -> str:
     if len(stand.goals.objectives) != 2:
         return ""
     losses = [
         (a, b)
         for row in rows
-        for a, b in [[one.loss(row["objectives"]) for one in stand.goals.objectives]]
+        for a, b in [[one.loss(row.objectives) for one in stand.goals.objectives]]
         if a is not None and b is not None
     ]
     if len(losses) < 2:

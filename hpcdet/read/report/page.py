@@ -17,8 +17,12 @@ from hpcdet.read.report.scale import number, slot_time
 from hpcdet.read.report.steps import steps
 from hpcdet.read.report.uses import uses
 from hpcdet.read.views import logs, timeline, views
+from hpcdet.read.views.checkpoints import CheckpointView
+from hpcdet.read.views.costs import SpentView
 from hpcdet.read.views.shapes import shape
 from hpcdet.read.views.spans import KINDS, WELL, Span, spans, totals
+from hpcdet.read.views.trials import AttemptView
+from hpcdet.read.views.views import StatusView
 from hpcdet.store.config import data_secrets, resolved_config
 
 ROWS = 1000
@@ -62,12 +66,12 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
     checkpoints = views.checkpoints(gathered)
     found = spans(gathered, now)
     sums = totals(found)
-    names = sorted({name for row in status["trials"] for name in _flat(row["hyperparameters"])})
-    hyperparameters = [_flat(row["hyperparameters"]) for row in status["trials"]]
+    names = sorted({name for row in status.trials for name in _flat(row.hyperparameters)})
+    hyperparameters = [_flat(row.hyperparameters) for row in status.trials]
     varied = [n for n in names if len({repr(h.get(n)) for h in hyperparameters}) > 1]
     verdicts = _verdicts(status, timeline.decided(gathered))
     return {
-        "status": {**status, "created": _short(status["created"])},
+        "status": {**vars(status), "created": _short(status.created)},
         "generated": _short(datetime.fromtimestamp(now, UTC).isoformat()),
         "version": __version__,
         "notes": list(_notes(status, attempts)),
@@ -86,7 +90,7 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
             n: shape(hyperparameters[0].get(n), number) or "-" for n in names if n not in varied
         },
         "trials": _trials(status, varied, found)[:ROWS],
-        "trials_left_out": max(0, len(status["trials"]) - ROWS),
+        "trials_left_out": max(0, len(status.trials) - ROWS),
         "verdicts": verdicts[:ROWS],
         "heirs": any(row["parent"] for row in verdicts),
         "front": fronts.front(gathered),
@@ -99,48 +103,48 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
     }
 
 
-def _notes(status: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _notes(status: StatusView, attempts: Sequence[AttemptView]) -> Iterator[str]:
     """Yield notes that a reader must know before relying on the report."""
-    if status["state"] not in ("COMPLETED", "CANCELED", "ERROR"):
+    if status.state not in ("COMPLETED", "CANCELED", "ERROR"):
         yield "The experiment is not over: this is how it stood when the report was made."
     if not attempts:
         yield "Nothing has run yet."
-    running = sum(not row["reason"] for row in attempts)
+    running = sum(not row.reason for row in attempts)
     if running:
         yield f"{running} attempt{'s have' if running > 1 else ' has'} not ended."
-    if status["why"]:
-        yield str(status["why"])
-    for loss in status["purged"]:
+    if status.why:
+        yield str(status.why)
+    for loss in status.purged:
         yield f"{loss[0].upper()}{loss[1:]}."
 
 
 def _numbers(
-    status: Mapping[str, Any],
-    attempts: Sequence[Mapping[str, Any]],
-    checkpoints: Sequence[Mapping[str, Any]],
+    status: StatusView,
+    attempts: Sequence[AttemptView],
+    checkpoints: Sequence[CheckpointView],
     sums: Mapping[str, float],
 ) -> list[tuple[str, str, str]]:
     """Return the figures at the top: (label, value, explanation)."""
-    best = status["best"]
-    constrained = any(row.get("constraints") for row in status["trials"])
-    states = Counter(row["state"] for row in status["trials"])
-    reasons = Counter(row["reason"] for row in attempts)
+    best = status.best
+    constrained = any(row.compared and row.compared.constraints for row in status.trials)
+    states = Counter(row.state for row in status.trials)
+    reasons = Counter(row.reason for row in attempts)
     used = sums["starting"] + sums["training"] + sums["lost"]
-    size = sum(row["bytes"] or 0 for row in checkpoints)
+    size = sum(row.bytes or 0 for row in checkpoints)
     useful = f"{100 * sums['training'] / used:.0f} % of it useful" if used else ""
     return [
         (
-            f"Best {'feasible ' if constrained else ''}{status['metric']}",
-            number(best["value"]) if best else "none yet",
-            f"trial {best['trial']} at step {number(best['step'])}" if best else _nearest(status),
+            f"Best {'feasible ' if constrained else ''}{status.metric}",
+            number(best.value) if best else "none yet",
+            f"trial {best.trial} at step {number(best.step)}" if best else _nearest(status),
         ),
         (
             "Trials",
-            str(len(status["trials"])),
+            str(len(status.trials)),
             ", ".join(f"{count} {state.lower()}" for state, count in sorted(states.items())),
         ),
         ("Used", slot_time(used), useful),
-        _budget(status["spent"]),
+        _budget(status.spent),
         ("Waited", slot_time(sums["waiting"]), "for allocations"),
         (
             "Attempts",
@@ -152,18 +156,18 @@ def _numbers(
     ]
 
 
-def _budget(spent: Mapping[str, Any]) -> tuple[str, str, str]:
+def _budget(spent: SpentView) -> tuple[str, str, str]:
     """Return the figure of slot time spent, with the overhead of workers without a trial."""
-    overhead = f"{slot_time(spent['overhead_slot_hours'] * 3600)} of it overhead"
-    if spent["charged_slot_hours"]:
-        overhead += f", {slot_time(spent['charged_slot_hours'] * 3600)} charged by accounting"
-    if spent["reserved_slot_hours"]:
-        overhead += f", {slot_time(spent['reserved_slot_hours'] * 3600)} more reserved"
-    most = spent["budget"]["slot_hours"]
+    overhead = f"{slot_time(spent.overhead_slot_hours * 3600)} of it overhead"
+    if spent.charged_slot_hours:
+        overhead += f", {slot_time(spent.charged_slot_hours * 3600)} charged by accounting"
+    if spent.reserved_slot_hours:
+        overhead += f", {slot_time(spent.reserved_slot_hours * 3600)} more reserved"
+    most = spent.budget.slot_hours
     if most is not None:
-        left = slot_time(spent["left_slot_hours"] * 3600)
+        left = slot_time((spent.left_slot_hours or 0.0) * 3600)
         overhead += f", {left} left of a budget of {number(most)} slot hours"
-    return ("Spent", slot_time(spent["slot_hours"] * 3600), overhead)
+    return ("Spent", slot_time(spent.slot_hours * 3600), overhead)
 
 
 def _shares(sums: Mapping[str, float]) -> list[Share]:
@@ -184,49 +188,49 @@ def _shares(sums: Mapping[str, float]) -> list[Share]:
 
 
 def _trials(
-    status: Mapping[str, Any], varied: Sequence[str], found: Sequence[Span]
+    status: StatusView, varied: Sequence[str], found: Sequence[Span]
 ) -> list[dict[str, Any]]:
     used: dict[int, float] = defaultdict(float)
     for span in found:
         if span.kind not in ("waiting", "paused"):
             used[span.trial] += span.slot_s
     rows = []
-    for row in status["trials"]:
-        hyperparameters = _flat(row["hyperparameters"])
+    for row in status.trials:
+        hyperparameters = _flat(row.hyperparameters)
         rows.append(
             {
-                "trial": row["trial"],
-                "state": row["state"],
-                "best": number(row["best"]),
-                "best_step": number(row["best_step"]),
-                "steps": number(row["steps"]),
-                "attempts": row["attempts"],
-                "failures": row["failures"],
-                "used": slot_time(used[row["trial"]]),
+                "trial": row.trial,
+                "state": row.state,
+                "best": number(row.best),
+                "best_step": number(row.best_step),
+                "steps": number(row.steps),
+                "attempts": row.attempts,
+                "failures": row.failures,
+                "used": slot_time(used[row.trial]),
                 "varied": [shape(hyperparameters.get(name), number) for name in varied],
-                "is_best": bool(status["best"]) and status["best"]["trial"] == row["trial"],
+                "is_best": status.best is not None and status.best.trial == row.trial,
             }
         )
     return rows
 
 
-def _verdicts(status: Mapping[str, Any], decided: Mapping[int, str]) -> list[dict[str, Any]]:
+def _verdicts(status: StatusView, decided: Mapping[int, str]) -> list[dict[str, Any]]:
     """Return trials that began from another one, or with decisions since."""
     return [
         {
-            "trial": row["trial"],
-            "steps": number(row["steps"]),
-            "parent": row["parent"] and f"trial {row['parent'].replace('@', ' at ')}",
-            "decided": decided.get(row["trial"], ""),
+            "trial": row.trial,
+            "steps": number(row.steps),
+            "parent": row.parent and f"trial {row.parent.replace('@', ' at ')}",
+            "decided": decided.get(row.trial, ""),
         }
-        for row in status["trials"]
-        if row["parent"] or row["trial"] in decided
+        for row in status.trials
+        if row.parent or row.trial in decided
     ]
 
 
-def _nearest(status: Mapping[str, Any]) -> str:
-    nearest = status["nearest"]
-    return f"no trial is feasible; nearest is trial {nearest['trial']}" if nearest else ""
+def _nearest(status: StatusView) -> str:
+    nearest = status.nearest
+    return f"no trial is feasible; nearest is trial {nearest.trial}" if nearest else ""
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -239,14 +243,14 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _attempt_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def _attempt_row(row: AttemptView) -> dict[str, Any]:
     return {
-        **row,
-        "reason": row["reason"].replace("_", " ") or "running",
-        "start": _short(row["start"]),
-        "end": _short(row["end"]),
-        "lasted": units.duration(row["duration_s"]),
-        "steps": _steps(row["from_step"], row["steps"]),
+        **vars(row),
+        "reason": row.reason.replace("_", " ") or "running",
+        "start": _short(row.start),
+        "end": _short(row.end),
+        "lasted": units.duration(row.duration_s),
+        "steps": _steps(row.from_step, row.steps),
     }
 
 
@@ -254,14 +258,14 @@ def _steps(begin: int | None, end: int | None) -> str:
     return "none" if begin is None else f"{number(begin)}–{number(max(begin, end or 0))}"
 
 
-def _checkpoint_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def _checkpoint_row(row: CheckpointView) -> dict[str, Any]:
     return {
-        **row,
-        "bytes": units.size(row["bytes"] or 0),
-        "metric": number(row["metric"]),
-        "time": _short(row["time"]),
-        "digest": row["digest"][:16],
-        "kept": ", ".join(row["kept"]),
+        **vars(row),
+        "bytes": units.size(row.bytes or 0),
+        "metric": number(row.metric),
+        "time": _short(row.time),
+        "digest": row.digest[:16],
+        "kept": ", ".join(row.kept),
     }
 
 
@@ -270,22 +274,22 @@ def _short(time: str) -> str:
     return time[:19].replace("T", " ")
 
 
-def _failures(gathered: Gathered, attempts: Sequence[Mapping[str, Any]]) -> Iterator[Failure]:
+def _failures(gathered: Gathered, attempts: Sequence[AttemptView]) -> Iterator[Failure]:
     """Group failures that differ in numbers only, the most frequent first."""
-    alike: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    alike: dict[tuple[str, str], list[AttemptView]] = defaultdict(list)
     for row in attempts:
-        if row["reason"] and row["reason"] not in _EXPECTED:
-            alike[row["reason"], re.sub(r"\d+", "#", row["error"])].append(row)
+        if row.reason and row.reason not in _EXPECTED:
+            alike[row.reason, re.sub(r"\d+", "#", row.error)].append(row)
     for (reason, _), rows in sorted(alike.items(), key=lambda item: (-len(item[1]), item[0])):
         first = rows[0]
-        blocks = logs.errors(gathered.paths, first["trial"], first["attempt"])
+        blocks = logs.errors(gathered.paths, first.trial, first.attempt)
         lines = [line.text for line in blocks[0][-TRACE_LINES:]] if blocks else []
         yield Failure(
             reason=reason.replace("_", " "),
-            error=first["error"],
-            attempts=[f"{row['trial']}.{row['attempt']}" for row in rows],
+            error=first.error,
+            attempts=[f"{row.trial}.{row.attempt}" for row in rows],
             trace="\n".join(lines)[-TRACE_CHARACTERS:],
-            log=str(Path(first["log"]).relative_to(gathered.paths.root)),
+            log=str(Path(first.log).relative_to(gathered.paths.root)),
         )
 
 

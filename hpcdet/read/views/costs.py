@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.store.config import overrides
@@ -13,64 +13,94 @@ from hpcdet.store.cost.budget import HOUR_S, Account, Budget, account
 from hpcdet.store.cost.charges import Book
 from hpcdet.store.folder.layout import ExperimentPaths
 
-View = dict[str, Any]
+
+@dataclass(frozen=True)
+class SpentView:
+    """The cost of an experiment so far, in slot hours."""
+
+    slot_hours: float
+    """All of it."""
+    training_slot_hours: float
+    """Of that, in attempts."""
+    overhead_slot_hours: float
+    """Of that, held by workers without a trial."""
+    charged_slot_hours: float
+    """The part charged by the scheduler's accounting; hpcdet counts the rest."""
+    counted_slot_hours: float
+    """hpcdet's own count of everything."""
+    reserved_slot_hours: float
+    """What running allocations may still cost."""
+    left_slot_hours: float | None
+    """Left of the budget after all that; null without a bound."""
+    wall_s: float | None
+    """Seconds since the first allocation; null before it."""
+    budget: Budget
+    """The budget in force."""
 
 
-def spent(source: ExperimentPaths | Gathered) -> View:
-    """Return the cost so far.
+@dataclass(frozen=True)
+class AllocationView:
+    """The cost of one allocation."""
 
-    Returns:
-        ``slot_hours`` in total, of which ``training_slot_hours`` in attempts and
-        ``overhead_slot_hours`` that workers held without a trial; ``charged_slot_hours``: the
-        part charged by the scheduler's accounting, while hpcdet counts the rest;
-        ``counted_slot_hours``: hpcdet's own count of everything; ``reserved_slot_hours`` that
-        running allocations may still cost; ``left_slot_hours`` of the budget after all that;
-        ``wall_s`` since the first allocation, None before it; ``budget {slot_hours, wall_s}`` in
-        force, None without a bound.
-    """
+    worker: str
+    """The worker that held it; "" if none ever took the place."""
+    job: str
+    """The scheduler's id of the job."""
+    slots: int
+    """Slots held."""
+    start: str
+    """Time at which it was granted."""
+    end: str
+    """Time of its end; "" while it lives."""
+    slot_hours: float
+    """Its cost: training and overhead."""
+    training_slot_hours: float
+    """Of that, in attempts."""
+    overhead_slot_hours: float
+    """Of that, without a trial."""
+    counted_slot_hours: float
+    """By hpcdet's records."""
+    charged_slot_hours: float | None
+    """By the scheduler's accounting; null where that has no charge for it yet."""
+
+
+def spent(source: ExperimentPaths | Gathered) -> SpentView:
+    """Return the cost so far."""
     gathered = gather(source)
     budget, found = _budget(gathered), _account(gathered)
     left = None
     if budget.slot_hours is not None:
         left = budget.slot_hours * HOUR_S - found.spent_slot_s - found.reserved_slot_s
-    return {
-        "slot_hours": _hours(found.spent_slot_s),
-        "training_slot_hours": _hours(found.training_slot_s),
-        "overhead_slot_hours": _hours(found.overhead_slot_s),
-        "charged_slot_hours": _hours(found.charged_slot_s),
-        "counted_slot_hours": _hours(found.counted_slot_s),
-        "reserved_slot_hours": _hours(found.reserved_slot_s),
-        "left_slot_hours": None if left is None else _hours(max(0.0, left)),
-        "wall_s": None if found.begun is None else round(_until(gathered) - found.begun, 3),
-        "budget": {"slot_hours": budget.slot_hours, "wall_s": budget.wall_s},
-    }
+    return SpentView(
+        slot_hours=_hours(found.spent_slot_s),
+        training_slot_hours=_hours(found.training_slot_s),
+        overhead_slot_hours=_hours(found.overhead_slot_s),
+        charged_slot_hours=_hours(found.charged_slot_s),
+        counted_slot_hours=_hours(found.counted_slot_s),
+        reserved_slot_hours=_hours(found.reserved_slot_s),
+        left_slot_hours=None if left is None else _hours(max(0.0, left)),
+        wall_s=None if found.begun is None else round(_until(gathered) - found.begun, 3),
+        budget=budget,
+    )
 
 
-def allocations(source: ExperimentPaths | Gathered) -> list[View]:
-    """Return the cost of each allocation, by its start.
-
-    Returns:
-        ``worker`` ("" if none ever took the place), ``job, slots, start, end`` ("" while it
-        lives), ``slot_hours, training_slot_hours, overhead_slot_hours``, and ``counted_slot_hours``
-        by our records and ``charged_slot_hours`` by accounting, None where that has not said it.
-    """
+def allocations(source: ExperimentPaths | Gathered) -> list[AllocationView]:
+    """Return the cost of each allocation, by its start."""
     gathered = gather(source)
     jobs = {w.paths.name: w.claim.job for w in gathered.workers if w.claim is not None}
     return [
-        {
-            "worker": row.held.worker,
-            "job": jobs.get(row.held.worker, "") or row.job,
-            "slots": row.held.slots,
-            "start": _iso(row.held.start),
-            "end": _iso(row.held.end) if row.held.end is not None else "",
-            "slot_hours": _hours(row.training_slot_s + row.overhead_slot_s),
-            "training_slot_hours": _hours(row.training_slot_s),
-            "overhead_slot_hours": _hours(row.overhead_slot_s),
-            "counted_slot_hours": _hours(row.counted_slot_s),
-            "charged_slot_hours": None
-            if row.charged_slot_s is None
-            else _hours(row.charged_slot_s),
-        }
+        AllocationView(
+            worker=row.held.worker,
+            job=jobs.get(row.held.worker, "") or row.job,
+            slots=row.held.slots,
+            start=_iso(row.held.start),
+            end=_iso(row.held.end) if row.held.end is not None else "",
+            slot_hours=_hours(row.training_slot_s + row.overhead_slot_s),
+            training_slot_hours=_hours(row.training_slot_s),
+            overhead_slot_hours=_hours(row.overhead_slot_s),
+            counted_slot_hours=_hours(row.counted_slot_s),
+            charged_slot_hours=None if row.charged_slot_s is None else _hours(row.charged_slot_s),
+        )
         for row in _account(gathered).rows
     ]
 

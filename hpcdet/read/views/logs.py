@@ -42,14 +42,20 @@ LAUNCHER = -1
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line of one rank; ``time`` is "" where the line has no time stamp of its own."""
+    """One line of one rank."""
 
     trial: int
+    """The trial's number."""
     attempt: int
+    """The attempt's number."""
     rank: int
+    """The rank; -1: the launcher."""
     text: str
+    """The line."""
     time: str = ""
+    """Its time stamp, or that of the last line with one; "" without."""
     level: str = ""
+    """``DEBUG``, ``INFO``, ``WARNING``, ``ERROR``, ``CRITICAL``; "" without one."""
 
 
 @dataclass

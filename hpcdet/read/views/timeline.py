@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from hpcdet.read.experiment import changes
@@ -11,23 +12,33 @@ from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Command, Stuck
 from hpcdet.store.fs import journal
 
-Event = dict[str, Any]
-Source = ExperimentPaths | Gathered
-
 _ASKED = 20
 
 
-def events(source: Source, trial: int = 0) -> list[Event]:
+@dataclass(frozen=True)
+class EventView:
+    """Something that happened."""
+
+    time: str
+    """When."""
+    kind: str
+    """Of an experiment ``submitted refused stuck worker_started worker_ended decision clone retry
+    failed lost throttle command state``; of an attempt ``started start first_step checkpoint
+    checkpoint_staged checkpoint_copied checkpoint_failed checkpoint_skipped copy_failed
+    drain_failed unregistered not_finite notice alert ended``."""
+    trial: int
+    """The trial's number; 0: it concerns the experiment."""
+    attempt: int
+    """The attempt's number; 0: it concerns no single attempt."""
+    text: str
+    """What happened, for people."""
+
+
+def events(source: ExperimentPaths | Gathered, trial: int = 0) -> list[EventView]:
     """Return every event, by time.
 
     Args:
         trial: only what concerns this trial; 0 means everything.
-
-    Returns:
-        ``time, kind, trial`` (0: the experiment), ``attempt`` (0: none), ``text``. Kinds:
-        ``submitted refused worker_started worker_ended started first_step checkpoint
-        checkpoint_copied copy_failed unregistered not_finite notice alert ended decision clone
-        retry failed lost command state``.
     """
     gathered = gather(source)
     found = [
@@ -37,15 +48,15 @@ def events(source: Source, trial: int = 0) -> list[Event]:
         *_decisions(gathered),
         *_commands(gathered),
     ]
-    chosen = (event for event in found if trial in (0, event["trial"]))
-    return sorted(chosen, key=lambda event: event["time"])
+    chosen = (event for event in found if trial in (0, event.trial))
+    return sorted(chosen, key=lambda event: event.time)
 
 
-def _event(time: str, kind: str, text: str, trial: int = 0, attempt: int = 0) -> Event:
-    return {"time": time, "kind": kind, "trial": trial, "attempt": attempt, "text": text}
+def _event(time: str, kind: str, text: str, trial: int = 0, attempt: int = 0) -> EventView:
+    return EventView(time, kind, trial, attempt, text)
 
 
-def _submissions(gathered: Gathered) -> Iterator[Event]:
+def _submissions(gathered: Gathered) -> Iterator[EventView]:
     for job in gathered.jobs:
         if job.submitted is None:
             continue
@@ -60,7 +71,7 @@ def _submissions(gathered: Gathered) -> Iterator[Event]:
             yield _event(found.at, "stuck", f"{found.why}; next: {found.next}")
 
 
-def _workers(gathered: Gathered) -> Iterator[Event]:
+def _workers(gathered: Gathered) -> Iterator[EventView]:
     for worker in gathered.workers:
         name = worker.paths.name
         if worker.claim is not None:
@@ -83,13 +94,13 @@ def passed_over(gathered: Gathered, trial: int) -> Line | None:
     return None
 
 
-def _attempts(gathered: Gathered) -> Iterator[Event]:
+def _attempts(gathered: Gathered) -> Iterator[EventView]:
     for trial in gathered.trials:
         for attempt in trial.attempts:
             yield from _attempt(attempt)
 
 
-def _attempt(attempt: GatheredAttempt) -> Iterator[Event]:
+def _attempt(attempt: GatheredAttempt) -> Iterator[EventView]:
     at = (attempt.paths.trial, attempt.number)
     if attempt.claim is not None:
         yield _event(attempt.claim.at, "started", f"by worker {attempt.claim.worker}", *at)
@@ -138,7 +149,7 @@ def _journal_text(line: Line) -> str:  # noqa: C901, PLR0911 - a case for each k
     return ""
 
 
-def _decisions(gathered: Gathered) -> Iterator[Event]:
+def _decisions(gathered: Gathered) -> Iterator[EventView]:
     for line in gathered.decisions:
         match line["kind"]:
             case "action":
@@ -200,7 +211,7 @@ def _action_text(action: dict[str, Any]) -> str:
             return f"{kind}{why}"
 
 
-def _commands(gathered: Gathered) -> Iterator[Event]:
+def _commands(gathered: Gathered) -> Iterator[EventView]:
     refused = changes.refusals(gathered)
     for seq, command in gathered.commands:
         by = f" by {command.user}" if command.user else ""

@@ -19,10 +19,12 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of an experiment; None: no bound. ``wall_s`` counts from its first allocation."""
+    """The budget of an experiment; None: no bound."""
 
     slot_hours: float | None = None
+    """Slots times hours."""
     wall_s: float | None = None
+    """Seconds from its first allocation."""
 
     def __bool__(self) -> bool:
         return self.slot_hours is not None or self.wall_s is not None

@@ -1,0 +1,342 @@
+"""Trials, beside each other and one by one, and their attempts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from hpcdet.read.experiment import continuations, series, standings, states
+from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTrial, gather
+from hpcdet.read.experiment.standings import Standings
+from hpcdet.read.views.items import OPTIONAL, ViewPart
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import ExperimentState, Reason
+from hpcdet.store.fs import packed
+from hpcdet.units import Length
+
+
+@dataclass(frozen=True)
+class ComparisonView(ViewPart):
+    """A trial beside the others, of a search with constraints or several objectives."""
+
+    feasible: bool | None
+    """True if it keeps all constraints; null without constraints, or if that is not known."""
+    violation: float | None
+    """How far it is from that, 0 if it does; null likewise."""
+    objectives: dict[str, Any]
+    """Value of each objective in the report by which it is compared."""
+    constraints: dict[str, Any]
+    """Value of each constrained metric in that report."""
+    on_front: bool
+    """True if no feasible trial is better in all objectives."""
+
+
+@dataclass(frozen=True)
+class BestView:
+    """The best trial."""
+
+    trial: int
+    """Its number."""
+    value: Any
+    """Its value of the first objective."""
+    step: int
+    """Batches trained at that report."""
+
+
+@dataclass(frozen=True)
+class RankedView:
+    """A trial on the front, or the nearest to it."""
+
+    trial: int
+    """Its number."""
+    step: int
+    """Batches trained at the report by which it is compared."""
+    compared: ComparisonView
+    """Its values."""
+
+
+@dataclass(frozen=True)
+class LastCheckpointView:
+    """The newest checkpoint of a trial."""
+
+    name: str
+    """The name of its folder."""
+    step: int
+    """Batches the trial had trained."""
+    time: str
+    """When it was saved."""
+
+
+@dataclass(frozen=True)
+class TrialStatusView:
+    """A trial."""
+
+    id: str
+    """``ID/3``: the experiment's id and the trial's number."""
+    trial: int
+    """Its number, from 1."""
+    state: ExperimentState
+    """Its state."""
+    steps: int
+    """Batches trained."""
+    best: Any
+    """The best value of the first objective in a report that keeps the constraints; null without
+    one."""
+    best_step: int | None
+    """Batches trained at that report."""
+    restarts: int
+    """Attempts after one that was cut short: preempted, lost, an error, ..."""
+    promotions: int
+    """Times the search let it go on after a pause, or when it had come to its target."""
+    failures: int
+    """Attempts that ended by an error of the code."""
+    attempts: int
+    """Number of attempts."""
+    why: str
+    """The reason of its state; "" if none is recorded."""
+    until: Length | None
+    """The length at which it is to end; null: as long as the code says."""
+    hyperparameters: dict[str, Any]
+    """Its hyperparameters, nested as in the config."""
+    seed: int | None
+    """Its seed."""
+    parent: str
+    """The trial that it began from, as ``3@400 batches``; "" if it began from nothing."""
+    origin: dict[str, Any]
+    """The checkpoint that it began from: ``checkpoint``, ``root``, ``name``, ``digest``,
+    ``units``; empty without one."""
+    last_checkpoint: LastCheckpointView | None
+    """Its newest checkpoint; null without one."""
+    start: str
+    """Start of its first attempt; "" before it."""
+    end: str
+    """End of its newest attempt; "" while it runs, or before it."""
+    compared: ComparisonView | None = field(default=None, metadata=OPTIONAL)
+    """Only with constraints or several objectives."""
+
+
+@dataclass(frozen=True)
+class AttemptView:
+    """An attempt of a trial."""
+
+    id: str
+    """``ID/3.2``: the trial's id and the attempt's number."""
+    trial: int
+    """The trial's number."""
+    attempt: int
+    """Its number, from 1."""
+    job: str
+    """The scheduler's id of its job."""
+    worker: str
+    """The worker that ran it."""
+    host: str
+    """The host of that worker."""
+    nodes: list[str]
+    """The nodes it ran on."""
+    start: str
+    """When it was claimed."""
+    end: str
+    """When it ended; "" while it runs."""
+    reason: Reason | Literal[""]
+    """Why it ended; "" while it runs."""
+    steps: int | None
+    """Batches the trial had trained at its end, or now; null if it never began."""
+    from_step: int | None
+    """Batches at which it began."""
+    checkpoint: str
+    """The checkpoint from which it went on; "" for none."""
+    world: int | None
+    """Number of its ranks."""
+    exit_code: int | None
+    """Exit code of its launcher."""
+    error: str
+    """The error that ended it; "" without one."""
+    duration_s: float | None
+    """Seconds from start to end, or so far."""
+    last_heard: str
+    """Time of the last line in its journal."""
+    log: str
+    """File with the output of rank 0."""
+    traces: list[str]
+    """Files that torch's profiler recorded, one for each rank."""
+
+
+def trials(source: ExperimentPaths | Gathered) -> list[TrialStatusView]:
+    """Return every trial."""
+    gathered = gather(source)
+    return compared(gathered, standings.standings(gathered))
+
+
+def compared(gathered: Gathered, stand: Standings | None) -> list[TrialStatusView]:
+    """Return every trial, by the standings of the experiment."""
+    state, _ = states.experiment_state(gathered)
+    over = state if state in states.ENDED else ""
+    searcher = gathered.config.searcher
+    if stand is not None:
+        best = {
+            number: (report.metrics[searcher.metric], report.step)
+            for number, report in stand.best.items()
+        }
+    else:
+        by, smaller = searcher.metric, searcher.smaller_is_better
+        best = {
+            each.number: found[::-1]
+            for each in gathered.trials
+            if (found := series.best_validation(each, by, smaller)) is not None
+        }
+    return [
+        _trial(
+            gathered,
+            each,
+            best.get(each.number, (None, None)),
+            over,
+            comparison(stand, each.number) if stand else None,
+        )
+        for each in gathered.trials
+    ]
+
+
+def comparison(stand: Standings, trial: int) -> ComparisonView:
+    """Return a trial beside the others, by the report by which it is compared."""
+    report = stand.at.get(trial)
+    constraints = stand.goals.constraints
+    metrics = report.metrics if report else {}
+    return ComparisonView(
+        report.standing.feasible if report and constraints else None,
+        report.standing.violation if report and constraints else None,
+        {one.metric: metrics.get(one.metric) for one in stand.goals.objectives},
+        {one.metric: metrics.get(one.metric) for one in constraints},
+        trial in stand.front,
+    )
+
+
+def best_trial(rows: list[TrialStatusView], smaller_is_better: bool) -> BestView | None:
+    """Return the trial with the best value; None if none has one."""
+    values = ((series.number(row.best), row) for row in rows)
+    ordered = [
+        BestView(row.trial, value, row.best_step)
+        for value, row in values
+        if value is not None and row.best_step is not None
+    ]
+    pick = min if smaller_is_better else max
+    return pick(ordered, key=lambda one: one.value, default=None)
+
+
+def leader(stand: Standings) -> BestView | None:
+    """Return the best feasible trial, by the first objective, at the compared length."""
+    if not stand.front:
+        return None
+    trial = stand.front[0]
+    report, metric = stand.at[trial], stand.goals.objectives[0].metric
+    return BestView(trial, report.metrics[metric], report.step)
+
+
+def nearest(stand: Standings) -> RankedView | None:
+    """Return the trial that violates least; None where one is feasible, or none is known."""
+    violations = {
+        trial: report.standing.violation
+        for trial, report in stand.at.items()
+        if report.standing.violation and report.standing.losses is not None
+    }
+    if stand.front or not violations:
+        return None
+    return ranked(stand, min(violations, key=lambda trial: (violations[trial] or 0.0, trial)))
+
+
+def ranked(stand: Standings, trial: int) -> RankedView:
+    """Return a trial with the values by which it is compared."""
+    return RankedView(trial, stand.at[trial].step, comparison(stand, trial))
+
+
+def _trial(
+    gathered: Gathered,
+    trial: GatheredTrial,
+    best: tuple[Any, int | None],
+    over: str,
+    beside: ComparisonView | None,
+) -> TrialStatusView:
+    record, control = trial.record, trial.control
+    claims = [a.claim for a in trial.attempts if a.claim is not None]
+    end = trial.attempts[-1].end if trial.attempts else None
+    return TrialStatusView(
+        id=f"{gathered.id}/{trial.number}",
+        trial=trial.number,
+        state=states.trial_state(trial, over),
+        steps=trial.steps,
+        best=best[0],
+        best_step=best[1],
+        restarts=continuations.restarts(trial),
+        promotions=continuations.promotions(trial),
+        failures=trial.standing.failures,
+        attempts=len(trial.attempts),
+        why=(control.why if control else "") or (end.error if end else ""),
+        until=control.until if control else None,
+        hyperparameters=record.params if record else {},
+        seed=record.seed if record else None,
+        parent=record.parent if record else "",
+        origin=record.origin if record else {},
+        last_checkpoint=_last_checkpoint(trial),
+        start=claims[0].at if claims else "",
+        end=end.at if end else "",
+        compared=beside,
+    )
+
+
+def _last_checkpoint(trial: GatheredTrial) -> LastCheckpointView | None:
+    for attempt in reversed(trial.attempts):
+        for line in reversed([*attempt.of_kind("checkpoint")]):
+            return LastCheckpointView(line["name"], line["step"], line["t"])
+    return None
+
+
+def attempts(source: ExperimentPaths | Gathered, trial: int = 0) -> list[AttemptView]:
+    """Return every attempt of one trial, or of all of them."""
+    gathered = gather(source)
+    one = gathered.trial(trial) if trial else None
+    chosen = gathered.trials if not trial else [one] if one is not None else []
+    return [_attempt(gathered, attempt) for each in chosen for attempt in each.attempts]
+
+
+def _attempt(gathered: Gathered, attempt: GatheredAttempt) -> AttemptView:
+    claim, end = attempt.claim, attempt.end
+    begin = next(attempt.of_kind("start"), {})
+    started, ended = claim.at if claim else "", end.at if end else ""
+    return AttemptView(
+        id=f"{gathered.id}/{attempt.paths.trial}.{attempt.number}",
+        trial=attempt.paths.trial,
+        attempt=attempt.number,
+        job=claim.job if claim else "",
+        worker=claim.worker if claim else "",
+        host=claim.host if claim else "",
+        nodes=(end.nodes if end else []) or (claim.nodes if claim else []),
+        start=started,
+        end=ended,
+        reason=end.reason if end else "",
+        steps=attempt.position,
+        from_step=begin.get("batches"),
+        checkpoint=begin.get("checkpoint", ""),
+        world=begin.get("world"),
+        exit_code=end.exit_code if end else None,
+        error=(end.error if end else "") or (attempt.verdict.error if attempt.verdict else ""),
+        duration_s=seconds(started, ended),
+        last_heard=attempt.heard,
+        log=packed.where(attempt.paths.log(0)),
+        traces=_traces(gathered, attempt),
+    )
+
+
+def _traces(gathered: Gathered, attempt: GatheredAttempt) -> list[str]:
+    if not gathered.config.profiling.enabled:
+        return []
+    folder = attempt.paths.traces
+    return [packed.where(folder / name) for name in sorted(packed.names(folder))]
+
+
+def seconds(start: str, end: str) -> float | None:
+    """Return the seconds between two ISO times; to now if ``end`` is ""; None if ``start`` is."""
+    if not start:
+        return None
+    finish = datetime.fromisoformat(end).timestamp() if end else time.time()
+    return round(max(0.0, finish - datetime.fromisoformat(start).timestamp()), 3)
