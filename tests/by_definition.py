@@ -1,7 +1,7 @@
 """What a search by halving decides, written down from its definition and nothing else.
 
 A second implementation, for comparison: it keeps what was told and looks at all of it at each
-question. The definition of the rules is docs/guides/search.md; of ``stopping`` that is the stopping
+question. The definition of the rules is docs/guides/search-rungs.md; of ``stopping`` that is the stopping
 variant of ASHA as in Determined 0.38, of ``promotion`` Algorithm 2 of Li et al., "A System for
 Massively Parallel Hyperparameter Tuning" (MLSys 2020). Nothing here is imported from the search.
 

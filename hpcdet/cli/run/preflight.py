@@ -186,7 +186,7 @@ def _first_trial(wanted: SubmitRequest, code: Path) -> Trial:
     try:
         _, actions = searcher.on_event(searcher.initial(), events.Start())
     except ProgramError as error:
-        hint = "one line of JSON answers each line: docs/guides/search.md, 'A searcher of your own'"
+        hint = "one line of JSON answers each line: docs/guides/search-own.md"
         raise ConfigError(error.what, where="searcher.program", hint=hint) from error
     created = next((action for action in actions if isinstance(action, events.Create)), None)
     if created is None:
