@@ -117,7 +117,7 @@ def reports(policy: TrialRule[Any], rows: list[tuple[int, int, Any]]) -> list[tu
 
 
 def test_who_ends_by_the_median_is_worse_than_that_of_all_bests_so_far() -> None:
-    """As docs/guides/search-stopping.md defines it, of trials that report in any order, with ties."""
+    """As docs/guides/search-stopping.md has it, of trials that report in any order, with ties."""
     dice = random.Random(1)
     policy = trial_rules.PercentileRule(50, min_trials=3)
     state, best, there = policy.initial(), dict[str, float](), dict[int, list[float]]()

@@ -155,7 +155,7 @@ class Searcher:
     """Until all trials were made, hybrid promotes paused ones only while fewer than this share of
     those that may go on have gone on; null: whenever they are among the best."""
     rule_version: Annotated[Literal[4, 5, 6], Key(new=6)] = 4
-    """How rules are kept: 6; 4, 5 as in experiments of former versions (docs/guides/search-rungs.md)."""
+    """How rules are kept: 6; 4, 5 as in old experiments (docs/guides/search-rungs.md)."""
     divisor: Annotated[float, Key(gt=1)] = 4
     """Of this many trials at a rung one goes on."""
     num_rungs: Annotated[int | None, Key(ge=1, le=1000)] = None
