@@ -3,7 +3,8 @@
 A second implementation, for comparison: it keeps what was told and looks at all of it at each
 question. The definition of the rules is docs/guides/search-rungs.md; of ``stopping`` that is the
 stopping variant of ASHA as in Determined 0.38, of ``promotion`` Algorithm 2 of Li et al., "A
-System for Massively Parallel Hyperparameter Tuning" (MLSys 2020). Nothing here is imported from the search.
+System for Massively Parallel Hyperparameter Tuning" (MLSys 2020). Nothing here is imported from
+the search.
 
 A trial's *result* at a rung is the first report that it was heard with at or after that rung. Its
 *cut* is how many of those with a result go on.
