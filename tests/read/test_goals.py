@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from hpcdet.cli.observe.best import lines
 from hpcdet.errors import NotFound
 from hpcdet.read import report
 from hpcdet.read.experiment import standings
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.index import database
 from hpcdet.read.lookup import lineage
-from hpcdet.read.views import views
+from hpcdet.read.views import describe, views
 from hpcdet.read.views.trials import BestView
 from hpcdet.store.trials.parents import Donation
 from tests.builders import EPOCH, Builder
@@ -75,7 +74,8 @@ def test_trials_are_compared_at_the_highest_rung(
         assert [row.best for row in status.trials[:2]] == [0.4, 0.6]  # of feasible ones
         compared = status.trials[1].compared
         assert compared is not None and compared.violation == 2.0
-        assert lines(status)[0].startswith("  best feasible loss 0.")
+        said = describe.headline(status, "ID")
+        assert any(line.startswith("  best feasible loss 0.") for line in said)
     database.update(built.paths)
     found = {
         row["trial"]: row["best"] for row in database.query(built.paths, "select * from trials")
@@ -107,7 +107,7 @@ def test_without_a_feasible_trial_the_nearest_is_named_as_what_it_is(cli: Cli) -
     assert said in cli("status", "digits").out and said in cli("best", "digits").err
     assert "no trial has a value of loss" in cli("show", "digits/@best", code=3).err
     assert cli("metrics", "digits", "--best", "--name", "loss", "-o", "json").items == []
-    assert "nearest is trial 6" in report.render(gather(built.paths), EPOCH.timestamp() + 1000)
+    assert said in report.render(gather(built.paths), EPOCH.timestamp() + 1000)
 
 
 def test_the_front_is_printed_and_drawn(cli: Cli) -> None:

@@ -74,7 +74,7 @@ def test_the_report_tells_what_happened(tmp_path: Path) -> None:
     page = Text(render(built))
     assert not page.open
     for words in (
-        "Best validation_loss0.1trial 2 at step 100",
+        "Best validation_loss0.1trial 2, step 100",
         "2 completed, 1 error",
         "1 preempted, 0 out of time, 2 failed",
         "ValueError: bad batch 1",

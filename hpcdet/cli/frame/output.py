@@ -23,8 +23,7 @@ import click
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import UsageError
 from hpcdet.read.lookup.escapes import escaped
-from hpcdet.read.views.items import encode
-from hpcdet.read.views.shapes import shape
+from hpcdet.read.views.items import encode, text
 from hpcdet.store.folder.records import number
 from hpcdet.store.fs import files
 
@@ -203,23 +202,6 @@ def _line(columns: Sequence[Column], line: list[str], widths: list[int]) -> str:
     rows = itertools.zip_longest(*cells)
     filled = ([cell or gap for cell, gap in zip(row, empty, strict=True)] for row in rows)
     return "\n".join("  ".join(row).rstrip() for row in filled)
-
-
-def text(value: Any) -> str:
-    """Format a value for a table: one line, ``-`` for nothing, five digits of a number."""
-    if value is None or value == "":
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    if isinstance(value, list | tuple):
-        trees = any(isinstance(each, dict) for each in value)
-        return shape(value, text) if trees else ",".join(text(each) for each in value) or "-"
-    if isinstance(value, dict):
-        return " ".join(f"{text(key)}={shape(each, text)}" for key, each in value.items()) or "-"
-    # a name that somebody chose must not move the cursor of somebody else's terminal
-    return "".join(c if c.isprintable() else "?" for c in " ".join(str(value).split()))
 
 
 def _json(value: Any, indent: int | None = None) -> str:

@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import click
 
 from hpcdet import units
-from hpcdet.cli.frame.output import text
 from hpcdet.cli.frame.settings import settings
 from hpcdet.read.experiment.states import ENDED
 from hpcdet.read.lookup.escapes import escaped
+from hpcdet.read.views import describe
+from hpcdet.read.views.items import text
 from hpcdet.read.views.trials import TrialStatusView
 from hpcdet.read.views.views import StatusView
 
@@ -104,8 +105,7 @@ def _target(trial: TrialStatusView, item: StatusView) -> float | None:
 
 def _experiment(item: StatusView) -> str:
     why = f": {text(item.why)}" if item.why else ""
-    done = sum(trial.state in ENDED for trial in item.trials)
-    count = f"  {done}/{len(item.trials)} trials ended" if len(item.trials) > _MANY else ""
+    count = f"  {describe.ended(item)}" if len(item.trials) > _MANY else ""
     return f"{item.id}  {item.state}{count}{why}"
 
 

@@ -11,7 +11,6 @@ import click
 
 from hpcdet import units
 from hpcdet.cli.frame.output import Column, Output
-from hpcdet.cli.frame.output import text as shown
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.inputs.loading import SubmitRequest
 from hpcdet.cli.inputs.waiting import Waiting
@@ -20,6 +19,7 @@ from hpcdet.errors import HpcdetError
 from hpcdet.jobs.create import create
 from hpcdet.jobs.script import lanes, submission
 from hpcdet.jobs.script.render import render
+from hpcdet.read.views.items import text as shown
 from hpcdet.schedulers.common.base import Submission, SubmissionRefused
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import loading

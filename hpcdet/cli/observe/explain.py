@@ -16,14 +16,14 @@ import click
 from hpcdet import units
 from hpcdet.cli.frame import facts
 from hpcdet.cli.frame.ids import called, id_argument
-from hpcdet.cli.frame.output import Column, Output, output, text
+from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
-from hpcdet.cli.observe import standing
 from hpcdet.errors import HpcdetError
 from hpcdet.read.experiment import changes, gather, states, timing
 from hpcdet.read.lookup import find, lineage
 from hpcdet.read.lookup.escapes import escaped
-from hpcdet.read.views import beyond, logs, timeline, views
+from hpcdet.read.views import beyond, describe, logs, timeline, views
+from hpcdet.read.views.items import text
 from hpcdet.read.views.trials import AttemptView, TrialStatusView, seconds
 from hpcdet.read.views.views import StatusView
 from hpcdet.store.folder import home
@@ -127,7 +127,7 @@ def _explain(gathered: gather.Gathered, trial: int) -> Iterator[FindingView]:
     item = views.status(gathered)
     why = text(item.why)
     if any(row.why and text(row.why) in why for row in item.trials):
-        why = standing.shortened(why)  # that trial tells all of it
+        why = describe.shortened(why)  # that trial tells all of it
     yield _finding("state", item.id, item.state + (f": {why}" if item.why else ""))
     if item.state == "PAUSED":
         next = views.next_command(gathered)
@@ -281,8 +281,7 @@ def _trial(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingV
     if row.origin:
         *parents, _ = lineage.chain(gathered, row.trial)
         ends = [f"trial {one.trial} at {one.to} {one.unit}" for one in reversed(parents)]
-        parent = row.parent.replace("@", " at ")
-        said = f"it began from {row.origin['checkpoint']} of trial {parent}"
+        said = f"it began from {row.origin['checkpoint']} of {describe.begun_from(row)}"
         evidence = [f"its parents: {', '.join(ends)}"] if parents else []
         yield _finding(
             "origin", row.id, said, f"hpcdet schedule {_called(gathered, row)}", evidence

@@ -11,11 +11,12 @@ import click
 from hpcdet import units
 from hpcdet.cli.frame import words
 from hpcdet.cli.frame.ids import ids_argument, references
-from hpcdet.cli.frame.output import Column, Output, output, text
+from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import UsageError
 from hpcdet.read.experiment import gather, series, standings
 from hpcdet.read.views import views
+from hpcdet.read.views.items import text
 
 
 @dataclass(frozen=True)

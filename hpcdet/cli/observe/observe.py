@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import click
 
 from hpcdet import units
-from hpcdet.cli.frame import words
+from hpcdet.cli.frame import facts, words
 from hpcdet.cli.frame.ids import called, id_argument, ids_argument
-from hpcdet.cli.frame.output import Column, Output, output, text
+from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
 from hpcdet.cli.observe import follow, standing
@@ -24,8 +24,9 @@ from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Memory
 from hpcdet.read.lookup import find
 from hpcdet.read.lookup.each import of_each
-from hpcdet.read.views import views
-from hpcdet.read.views.items import encode
+from hpcdet.read.lookup.escapes import escaped
+from hpcdet.read.views import describe, views
+from hpcdet.read.views.items import encode, text
 from hpcdet.read.views.trials import TrialStatusView
 from hpcdet.read.views.views import ExperimentView, ShowView, StatusView
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -225,6 +226,12 @@ def _said(items: list[StatusView]) -> list[str]:
     ]
 
 
+def _headline(item: StatusView) -> str:
+    name = called(ExperimentPaths(Path(item.path)))
+    lines = (facts.folded(line, "    ") for line in describe.headline(item, name))
+    return escaped("\n".join(lines))
+
+
 def _drift(ids: Sequence[str], items: list[StatusView]) -> list[str]:
     """Return warnings on code changed since a live experiment's snapshot, if asked for."""
     live = [item for item in items if ids and item.state not in follow.ENDED]
@@ -280,10 +287,10 @@ def _print_status(out: Output, items: list[StatusView], warnings: Sequence[str])
     for number, item in enumerate(items):
         if number:
             click.echo()
-        click.echo(standing.headline(item))
+        click.echo(_headline(item))
         for line in item.purged:
             settings().warn(line)
-        for line in standing.failures(item):
+        for line in describe.failures(item):
             settings().note(line)
         if item.trials:
             out.emit(item.trials, standing.trials(item))
@@ -368,7 +375,7 @@ def show_command(out: Output, id: str, section: Sequence[str]) -> None:
         return
     chosen = section or SECTIONS
     if "status" in chosen:
-        click.echo(standing.headline(item))
+        click.echo(_headline(item))
         for line in item.purged:
             settings().warn(line)
         out.emit(item.trials, standing.trials(item))

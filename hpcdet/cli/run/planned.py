@@ -7,8 +7,9 @@ from typing import Any
 
 from hpcdet import units
 from hpcdet.cli.frame import words
-from hpcdet.cli.frame.output import Item, text
+from hpcdet.cli.frame.output import Item
 from hpcdet.jobs.script import succession
+from hpcdet.read.views.items import text
 
 Facts = Iterator[tuple[str, str]]
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from hpcdet import units
-from hpcdet.cli.frame.output import Column, Item, Output, output, table, text
+from hpcdet.cli.frame.output import Column, Item, Output, output, table
 from hpcdet.cli.frame.progress import working
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
@@ -19,6 +19,7 @@ from hpcdet.cli.inputs.loading import SubmitRequest, config_argument, request, s
 from hpcdet.cli.run import planned
 from hpcdet.config.check.plan import plan
 from hpcdet.errors import ConfigError, Unsuccessful, UsageError
+from hpcdet.read.views.items import text
 from hpcdet.search.registry import searcher
 from hpcdet.search.stopping import rules_from_config
 from hpcdet.sim.cluster import Cluster

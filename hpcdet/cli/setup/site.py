@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from hpcdet import site as sites
-from hpcdet.cli.frame.output import Column, Output, output, text
+from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_checks
+from hpcdet.read.views.items import text
 from hpcdet.schedulers.slurm import facts
 from hpcdet.site import Site, loading
 

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from hpcdet import shipped
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.lookup.escapes import escaped
-from hpcdet.read.report.page import content
+from hpcdet.read.report.page import FILTERS, content
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 
@@ -53,6 +53,7 @@ def render(gathered: Gathered, now: float) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= FILTERS
     style = (folder / "style.css").read_text()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     page = environment.get_template("report.html.j2").render(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,11 +16,11 @@ from hpcdet.read.report import curves, fronts, timeline_chart
 from hpcdet.read.report.scale import number, slot_time
 from hpcdet.read.report.steps import steps
 from hpcdet.read.report.uses import uses
-from hpcdet.read.views import logs, timeline, views
+from hpcdet.read.views import describe, logs, timeline, views
 from hpcdet.read.views.checkpoints import CheckpointView
 from hpcdet.read.views.costs import SpentView
-from hpcdet.read.views.shapes import shape
-from hpcdet.read.views.spans import KINDS, WELL, Span, spans, totals
+from hpcdet.read.views.items import shape
+from hpcdet.read.views.spans import KINDS, WELL, spans, totals
 from hpcdet.read.views.trials import AttemptView
 from hpcdet.read.views.views import StatusView
 from hpcdet.store.config import data_secrets, resolved_config
@@ -34,12 +34,10 @@ _EXPECTED = WELL | {"preempted", "walltime", "canceled", "released"}
 
 @dataclass(frozen=True)
 class Share:
-    """A part of the bar of time by kind; ``x`` and ``width`` in percent."""
+    """A part of the bar of time by kind: slot-seconds; ``x`` and ``width`` in percent."""
 
     kind: str
-    word: str
-    text: str
-    percent: str
+    amount: float
     x: float
     width: float
 
@@ -66,37 +64,39 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
     checkpoints = views.checkpoints(gathered)
     found = spans(gathered, now)
     sums = totals(found)
-    names = sorted({name for row in status.trials for name in _flat(row.hyperparameters)})
-    hyperparameters = [_flat(row.hyperparameters) for row in status.trials]
-    varied = [n for n in names if len({repr(h.get(n)) for h in hyperparameters}) > 1]
-    verdicts = _verdicts(status, timeline.decided(gathered))
+    used: dict[int, float] = defaultdict(float)
+    for span in found:
+        if span.kind not in ("waiting", "paused"):
+            used[span.trial] += span.slot_s
+    flat = {row.trial: _flat(row.hyperparameters) for row in status.trials}
+    names = sorted({name for each in flat.values() for name in each})
+    values = {name: [each.get(name) for each in flat.values()] for name in names}
+    varied = [name for name in names if len(set(map(repr, values[name]))) > 1]
+    decided = timeline.decided(gathered)
     return {
-        "status": {**vars(status), "created": _short(status.created)},
-        "generated": _short(datetime.fromtimestamp(now, UTC).isoformat()),
+        "status": status,
+        "rows": ROWS,
+        "generated": datetime.fromtimestamp(now, UTC).isoformat(),
         "version": __version__,
         "notes": list(_notes(status, attempts)),
         "numbers": _numbers(status, attempts, checkpoints, sums),
-        "shares": _shares(sums),
+        "shares": list(_shares(sums)),
         "steps": steps(gathered),
         "uses": uses(gathered),
         "timeline": timeline_chart.timeline(gathered, found),
         "signs": timeline_chart.MARKS,
         "wrong": timeline_chart.WRONG,
         "kinds": KINDS,
-        "attempts": [_attempt_row(row) for row in attempts[:ROWS]],
-        "attempts_left_out": max(0, len(attempts) - ROWS),
+        "attempts": attempts,
+        "used": used,
+        "flat": flat,
         "varied": varied,
-        "constant": {
-            n: shape(hyperparameters[0].get(n), number) or "-" for n in names if n not in varied
-        },
-        "trials": _trials(status, varied, found)[:ROWS],
-        "trials_left_out": max(0, len(status.trials) - ROWS),
-        "verdicts": verdicts[:ROWS],
-        "heirs": any(row["parent"] for row in verdicts),
+        "constant": {name: values[name][0] for name in names if name not in varied},
+        "decided": decided,
+        "verdicts": [row for row in status.trials if row.parent or row.trial in decided],
         "front": fronts.front(gathered),
         "charts": curves.charts(gathered),
-        "checkpoints": [_checkpoint_row(row) for row in checkpoints[:ROWS]],
-        "checkpoints_left_out": max(0, len(checkpoints) - ROWS),
+        "checkpoints": checkpoints,
         "failures": list(_failures(gathered, attempts)),
         "config": resolved_config.dump(data_secrets.hidden(gathered.config.raw)).decode(),
         "provenance": _provenance(gathered.provenance),
@@ -125,8 +125,7 @@ def _numbers(
     sums: Mapping[str, float],
 ) -> list[tuple[str, str, str]]:
     """Return the figures at the top: (label, value, explanation)."""
-    best = status.best
-    constrained = any(row.compared and row.compared.constraints for row in status.trials)
+    label, where = describe.best(status)
     states = Counter(row.state for row in status.trials)
     reasons = Counter(row.reason for row in attempts)
     used = sums["starting"] + sums["training"] + sums["lost"]
@@ -134,9 +133,9 @@ def _numbers(
     useful = f"{100 * sums['training'] / used:.0f} % of it useful" if used else ""
     return [
         (
-            f"Best {'feasible ' if constrained else ''}{status.metric}",
-            number(best.value) if best else "none yet",
-            f"trial {best.trial} at step {number(best.step)}" if best else _nearest(status),
+            f"{label[0].upper()}{label[1:]}",
+            number(status.best.value) if status.best else "none yet",
+            where,
         ),
         (
             "Trials",
@@ -158,79 +157,21 @@ def _numbers(
 
 def _budget(spent: SpentView) -> tuple[str, str, str]:
     """Return the figure of slot time spent, with the overhead of workers without a trial."""
-    overhead = f"{slot_time(spent.overhead_slot_hours * 3600)} of it overhead"
-    if spent.charged_slot_hours:
-        overhead += f", {slot_time(spent.charged_slot_hours * 3600)} charged by accounting"
-    if spent.reserved_slot_hours:
-        overhead += f", {slot_time(spent.reserved_slot_hours * 3600)} more reserved"
+
+    def amount(slot_hours: float) -> str:
+        return slot_time(slot_hours * 3600)
+
     most = spent.budget.slot_hours
-    if most is not None:
-        left = slot_time((spent.left_slot_hours or 0.0) * 3600)
-        overhead += f", {left} left of a budget of {number(most)} slot hours"
-    return ("Spent", slot_time(spent.slot_hours * 3600), overhead)
+    of = f" of a budget of {number(most)} slot hours" if most is not None else ""
+    return ("Spent", amount(spent.slot_hours), describe.cost(spent, amount) + of)
 
 
-def _shares(sums: Mapping[str, float]) -> list[Share]:
-    whole = sum(sums.values())
-    shares = []
-    x = 0.0
+def _shares(sums: Mapping[str, float]) -> Iterator[Share]:
+    whole, x = sum(sums.values()), 0.0
     for kind, amount in sums.items():
-        if not amount:
-            continue
-        width = 100 * amount / whole
-        shares.append(
-            Share(
-                kind, KINDS[kind], slot_time(amount), f"{width:.1f} %", round(x, 3), round(width, 3)
-            )
-        )
-        x += width
-    return shares
-
-
-def _trials(
-    status: StatusView, varied: Sequence[str], found: Sequence[Span]
-) -> list[dict[str, Any]]:
-    used: dict[int, float] = defaultdict(float)
-    for span in found:
-        if span.kind not in ("waiting", "paused"):
-            used[span.trial] += span.slot_s
-    rows = []
-    for row in status.trials:
-        hyperparameters = _flat(row.hyperparameters)
-        rows.append(
-            {
-                "trial": row.trial,
-                "state": row.state,
-                "best": number(row.best),
-                "best_step": number(row.best_step),
-                "steps": number(row.steps),
-                "attempts": row.attempts,
-                "failures": row.failures,
-                "used": slot_time(used[row.trial]),
-                "varied": [shape(hyperparameters.get(name), number) for name in varied],
-                "is_best": status.best is not None and status.best.trial == row.trial,
-            }
-        )
-    return rows
-
-
-def _verdicts(status: StatusView, decided: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return trials that began from another one, or with decisions since."""
-    return [
-        {
-            "trial": row.trial,
-            "steps": number(row.steps),
-            "parent": row.parent and f"trial {row.parent.replace('@', ' at ')}",
-            "decided": decided.get(row.trial, ""),
-        }
-        for row in status.trials
-        if row.parent or row.trial in decided
-    ]
-
-
-def _nearest(status: StatusView) -> str:
-    nearest = status.nearest
-    return f"no trial is feasible; nearest is trial {nearest.trial}" if nearest else ""
+        if amount:
+            yield Share(kind, amount, x, 100 * amount / whole)
+            x += 100 * amount / whole
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -243,35 +184,27 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _attempt_row(row: AttemptView) -> dict[str, Any]:
-    return {
-        **vars(row),
-        "reason": row.reason.replace("_", " ") or "running",
-        "start": _short(row.start),
-        "end": _short(row.end),
-        "lasted": units.duration(row.duration_s),
-        "steps": _steps(row.from_step, row.steps),
-    }
-
-
-def _steps(begin: int | None, end: int | None) -> str:
-    return "none" if begin is None else f"{number(begin)}–{number(max(begin, end or 0))}"
-
-
-def _checkpoint_row(row: CheckpointView) -> dict[str, Any]:
-    return {
-        **vars(row),
-        "bytes": units.size(row.bytes or 0),
-        "metric": number(row.metric),
-        "time": _short(row.time),
-        "digest": row.digest[:16],
-        "kept": ", ".join(row.kept),
-    }
-
-
 def _short(time: str) -> str:
     """Format a time as ``2026-03-01 12:00:05``, UTC."""
     return time[:19].replace("T", " ")
+
+
+def _range(begin: int | None, end: int | None) -> str:
+    """Format the steps of an attempt."""
+    return "none" if begin is None else f"{number(begin)}–{number(max(begin, end or 0))}"
+
+
+FILTERS: dict[str, Callable[..., str]] = {
+    "begun_from": describe.begun_from,
+    "duration": units.duration,
+    "number": number,
+    "range": _range,
+    "shape": lambda value: shape(value, number),
+    "short": _short,
+    "size": units.size,
+    "slot_time": slot_time,
+}
+"""The template's filters."""
 
 
 def _failures(gathered: Gathered, attempts: Sequence[AttemptView]) -> Iterator[Failure]:

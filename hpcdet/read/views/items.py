@@ -1,4 +1,4 @@
-"""Items of ``-o json``: frozen dataclasses, and their form as plain data.
+"""Items of ``-o json``: frozen dataclasses, their form as plain data, and values as text.
 
 A class named ``...View`` is what a verb prints, its fields in their order. The text below a field
 is its description in the JSON Schema and in ``docs/reference/json.md`` (``make schemas``).
@@ -7,6 +7,7 @@ is its description in the JSON Schema and in ``docs/reference/json.md`` (``make 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -42,3 +43,31 @@ def _leaf(value: object) -> Any:
 def _keys(kind: type) -> tuple[tuple[str, str, bool], ...]:
     known = fields(kind) if is_dataclass(kind) else ()
     return tuple((one.name, one.name.rstrip("_"), "optional" in one.metadata) for one in known)
+
+
+def text(value: Any) -> str:
+    """Format a value for a table: one line, ``-`` for nothing, five digits of a number."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, list | tuple):
+        trees = any(isinstance(each, dict) for each in value)
+        return shape(value, text) if trees else ",".join(text(each) for each in value) or "-"
+    if isinstance(value, dict):
+        return " ".join(f"{text(key)}={shape(each, text)}" for key, each in value.items()) or "-"
+    # a name that somebody chose must not move the cursor of somebody else's terminal
+    return "".join(c if c.isprintable() else "?" for c in " ".join(str(value).split()))
+
+
+def shape(value: Any, leaf: Callable[[Any], str]) -> str:
+    """Format ``convolution(channels=16 kernel=3), pooling(kind=max)``; ``leaf`` formats leaves."""
+    if isinstance(value, dict) and value:
+        name = shape(value["name"], leaf) if "name" in value else ""
+        parts = [f"{leaf(key)}={shape(each, leaf)}" for key, each in value.items() if key != "name"]
+        return name if name and not parts else f"{name}({' '.join(parts)})"
+    if isinstance(value, list | tuple) and any(isinstance(each, dict) for each in value):
+        return ", ".join(shape(each, leaf) for each in value)
+    return leaf(value)

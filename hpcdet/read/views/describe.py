@@ -1,0 +1,149 @@
+"""How an experiment and its trials stand, in words: for the terminal and the report alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hpcdet import units
+from hpcdet.read.experiment.states import ENDED
+from hpcdet.read.views.costs import SpentView
+from hpcdet.read.views.items import text
+from hpcdet.read.views.trials import TrialStatusView
+from hpcdet.read.views.views import StatusView
+
+_WHY = 240
+"""Characters of a message, at most, above a table."""
+
+
+def shortened(why: str) -> str:
+    """Shorten a message that may be long; ``explain`` and JSON have all of it."""
+    said = text(why)
+    return said if len(said) <= _WHY else f"{said[: _WHY - 2].rstrip()} …"
+
+
+def headline(status: StatusView, name: str) -> list[str]:
+    """Return the lines above the table of trials: state, health, cost, best value.
+
+    Args:
+        name: what stands for the experiment in a command.
+    """
+    lines = [f"{status.id}  {status.state}  {ended(status)}"]
+    if status.why:
+        lines.append(f"  {shortened(status.why)}")
+    if status.stuck and "hpcdet " not in status.why:
+        lines.append(f"  next: {status.next}")
+    if status.state not in ENDED:
+        turn = status.last_turn_s
+        age = "" if turn is None else f", last turn {units.duration(turn)} ago"
+        why = f": {status.health_why}" if status.health_why else ""
+        lines.append(f"  health {status.health}{age}{why}")
+    lines += [f"  {line}" for line in (*_spent(status.spent), *_best(status))]
+    lines += [f"  {line}; next: hpcdet explain {name}" for line in _not_finite(status)]
+    if same := same_for_all(status.trials):
+        lines.append(f"  all trials: {text(same)}")
+    return lines
+
+
+def ended(status: StatusView) -> str:
+    """Return how many trials have ended, as ``2/3 trials ended``."""
+    done = sum(trial.state in ENDED for trial in status.trials)
+    return f"{done}/{len(status.trials)} trials ended"
+
+
+def failures(status: StatusView) -> list[str]:
+    """Return the causes of failed trials that are not in the headline already."""
+    return [
+        f"trial {one.trial}: {shortened(one.why)}"
+        for one in status.trials
+        if one.state == "ERROR" and one.why and text(one.why) not in text(status.why)
+    ]
+
+
+def constrained(status: StatusView) -> bool:
+    """True if the search has constraints, and a trial to be compared by them."""
+    return any(trial.compared and trial.compared.constraints for trial in status.trials)
+
+
+def best(status: StatusView) -> tuple[str, str]:
+    """Return what is best, as ``best feasible loss``, and where, as ``trial 3, step 100``.
+
+    Where no trial is best yet, the second says why.
+    """
+    label = f"best {'feasible ' if constrained(status) else ''}{status.metric}"
+    found, nearest = status.best, status.nearest
+    if found is not None:
+        return label, f"trial {found.trial}, step {found.step}"
+    if nearest is None:
+        return label, f"no trial has a value of {status.metric} yet"
+    values = nearest.compared.objectives | nearest.compared.constraints
+    said = ", ".join(f"{name} {text(value)}" for name, value in values.items())
+    return label, f"no trial is feasible; nearest: trial {nearest.trial} ({said}), infeasible"
+
+
+def _best(status: StatusView) -> list[str]:
+    """Return lines on the best trial and the front; none before a trial has a value."""
+    label, where = best(status)
+    if status.best is None:
+        return [where] if status.nearest else []
+    lines = [f"{label} {text(status.best.value)} ({where})"]
+    if len(status.objectives) > 1:
+        front = _numbers([one.trial for one in status.front])
+        lines.append(f"front of {', '.join(status.objectives)}: trials {front}")
+    return lines
+
+
+def _not_finite(status: StatusView) -> list[str]:
+    """Return the shown trials that computed NaN or infinity and were not ended by it."""
+    shown = {trial.trial for trial in status.trials}
+    found = [one for one in status.not_finite if one.trial in shown]
+    if len(found) > 1:
+        return [f"metrics not finite in trials {_numbers([one.trial for one in found])}"]
+    return [
+        f"trial {one.trial}: {', '.join(one.names)} not finite since step {one.step}"
+        for one in found
+    ]
+
+
+def _numbers(trials: Sequence[int]) -> str:
+    return ", ".join(map(str, trials[:20])) + (" …" if len(trials) > 20 else "")
+
+
+def cost(spent: SpentView, amount: Callable[[float], str]) -> str:
+    """Return the parts of a cost; ``amount`` formats slot hours."""
+    parts = [f"{amount(spent.overhead_slot_hours)} of it overhead"]
+    if spent.charged_slot_hours:
+        parts.append(f"{amount(spent.charged_slot_hours)} charged by accounting")
+    if spent.reserved_slot_hours:
+        parts.append(f"{amount(spent.reserved_slot_hours)} more reserved")
+    if spent.left_slot_hours is not None:
+        parts.append(f"{amount(spent.left_slot_hours)} left")
+    return ", ".join(parts)
+
+
+def _spent(spent: SpentView) -> list[str]:
+    """Return a line on the spent part of the budget; none without a budget."""
+    budget, parts = spent.budget, []
+    if budget.slot_hours is not None:
+        whole = f"{spent.slot_hours:.3g} of {budget.slot_hours:g} slot hours"
+        parts.append(f"{whole} ({cost(spent, '{:.3g}'.format)})")
+    if budget.wall_s is not None:
+        parts.append(f"{units.duration(spent.wall_s or 0)} of {units.duration(budget.wall_s)}")
+    return [f"spent {', '.join(parts)}"] if parts else []
+
+
+def begun_from(trial: TrialStatusView) -> str:
+    """Return what a trial began from, as ``trial 3 at 400 batches``; "" if from nothing."""
+    return trial.parent and f"trial {trial.parent.replace('@', ' at ')}"
+
+
+def same_for_all(trials: Sequence[TrialStatusView]) -> dict[str, Any]:
+    """Return the hyperparameters that have the same value in all of several trials."""
+    first, *others = [trial.hyperparameters for trial in trials] or [{}]
+    if not others:
+        return {}
+    return {
+        name: value
+        for name, value in first.items()
+        if all(name in one and repr(one[name]) == repr(value) for one in others)
+    }
