@@ -22,7 +22,7 @@ sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 import results  # noqa: E402
 
 from hpcdet.read.index import database  # noqa: E402
-from hpcdet.read.lookup import each  # noqa: E402
+from hpcdet.read.lookup import all_experiments  # noqa: E402
 from hpcdet.read.views import views  # noqa: E402
 from hpcdet.store.folder.layout import ExperimentPaths  # noqa: E402
 from hpcdet.store.fs import journal  # noqa: E402
@@ -121,7 +121,7 @@ def _hostile(folder: Path) -> list[results.Row]:
 
 
 def _look(paths: ExperimentPaths) -> None:
-    each.of_each([paths], views.status)
+    all_experiments.of_each([paths], views.status)
 
 
 def _seconds(act: Callable[[], object]) -> float:

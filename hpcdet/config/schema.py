@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcdet.config.check import problems
 from hpcdet.config.check.section_models import Config
-from hpcdet.config.determined import foreign_keys
+from hpcdet.config.determined import unsupported_keys
 from hpcdet.errors import NotFound
 
 _NUMBER = {"type": "number"}
@@ -137,7 +137,7 @@ def explain(key: str) -> str:
     key = key.strip(".")
     if key in problems.all_keys():
         return "\n".join(_field(key))
-    if key in foreign_keys.KEYS:
+    if key in unsupported_keys.KEYS:
         return "\n".join([f"{key} (a key of Determined)", *_foreign(key)])
     raise NotFound(f"there is no key {key!r}", where="config", hint=problems.nearest(key))
 
@@ -159,5 +159,5 @@ def _field(key: str) -> list[str]:
 def _foreign(key: str) -> list[str]:
     return [
         f"  {entry.kind}{'' if entry.always else ' for some values'}: {entry.reason}"
-        for entry in foreign_keys.KEYS.get(key, ())
+        for entry in unsupported_keys.KEYS.get(key, ())
     ]

@@ -3,7 +3,7 @@
 The job is made by the site's own template and scheduler, so that it meets what a worker would
 meet. All it needs and all it says lies in a folder that is removed afterwards.
 
-``python -m hpcdet.jobs.errand FOLDER`` is what the job runs.
+``python -m hpcdet.jobs.one_shot_job FOLDER`` is what the job runs.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def run(
     capabilities = site.capabilities.model_copy(update={"requeue": "none"})
     once = site.changed({"capabilities": capabilities}, {})
     python = experiment.environment.python or site.python or sys.executable
-    command = [python, "-Pm", "hpcdet.jobs.errand", str(place), *argv]
+    command = [python, "-Pm", "hpcdet.jobs.one_shot_job", str(place), *argv]
     text = render.render(experiment, once, intent, paths, command=command)
     files.write_once(paths.site, loading.dump(once))
     wanted = {"environment": dataclasses.asdict(experiment.environment)}

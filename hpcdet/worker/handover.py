@@ -19,8 +19,8 @@ from hpcdet.store.fs import files
 from hpcdet.worker import again
 from hpcdet.worker.allocation import allocation
 from hpcdet.worker.claims import claims
-from hpcdet.worker.crank.retry import START_S, insist, within
-from hpcdet.worker.crank.turning import code_of, turns
+from hpcdet.worker.turns.script_turns import code_of, turns
+from hpcdet.worker.turns.storage_retry import START_S, insist, within
 
 
 def hand_over(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> str:

@@ -41,9 +41,9 @@ from hpcdet.worker.attempts.lane import Lane
 from hpcdet.worker.attempts.step import RunningStep
 from hpcdet.worker.claims import claims
 from hpcdet.worker.claims.claimable import Outlook
-from hpcdet.worker.crank.retry import START_S, insist, within
-from hpcdet.worker.crank.turn_crank import WorkerCrank
 from hpcdet.worker.departure import BEAT_S, LOOK_S, Departure, Heartbeat
+from hpcdet.worker.turns.storage_retry import START_S, insist, within
+from hpcdet.worker.turns.worker_turns import WorkerCrank
 
 _SOON_S = 1.0
 _SLURM_EARLY_S = 90  # Slurm looks at time limits every 30 s and may warn a minute early

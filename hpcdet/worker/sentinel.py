@@ -23,8 +23,8 @@ from hpcdet.store.config import overrides
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Stuck
 from hpcdet.store.fs import files
-from hpcdet.worker.crank.retry import START_S, insist, within
-from hpcdet.worker.crank.turning import code_of, turns
+from hpcdet.worker.turns.script_turns import code_of, turns
+from hpcdet.worker.turns.storage_retry import START_S, insist, within
 
 
 def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:

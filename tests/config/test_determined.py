@@ -11,7 +11,7 @@ import yaml
 from hpcdet import config
 from hpcdet.config.check import problems, search_methods
 from hpcdet.config.check.section_models import model
-from hpcdet.config.determined import foreign_keys
+from hpcdet.config.determined import unsupported_keys
 from hpcdet.errors import ConfigError
 from hpcdet.store.config import overrides
 from hpcdet.store.config.searcher_keys import Searcher
@@ -184,10 +184,10 @@ SAMPLES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("key", foreign_keys.KEYS)
+@pytest.mark.parametrize("key", unsupported_keys.KEYS)
 def test_every_key_of_the_table_has_its_effect(tmp_path: Path, key: str) -> None:
     """A value that the first entry is about: refused with its reason, or a warning."""
-    entry = foreign_keys.KEYS[key][0]
+    entry = unsupported_keys.KEYS[key][0]
     assignment = f"{key}={yaml.safe_dump(SAMPLES.get(key, 'x'), default_flow_style=True)}"
     assignment = assignment.removesuffix("\n").removesuffix("\n...")
     if entry.kind == "harmless":
@@ -204,8 +204,10 @@ def test_every_key_of_the_table_has_its_effect(tmp_path: Path, key: str) -> None
 
 def test_no_key_is_both_ours_and_always_foreign() -> None:
     ours = set(problems.all_keys())
-    assert not [k for k, entries in foreign_keys.KEYS.items() if k in ours and entries[0].always]
-    assert set(foreign_keys.WITHOUT_EFFECT) <= ours
+    assert not [
+        k for k, entries in unsupported_keys.KEYS.items() if k in ours and entries[0].always
+    ]
+    assert set(unsupported_keys.WITHOUT_EFFECT) <= ours
 
 
 ADAPTIVE = """

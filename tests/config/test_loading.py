@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hpcdet import config
 from hpcdet.config.check import problems
 from hpcdet.config.check.section_models import completed
-from hpcdet.config.determined import foreign_keys
+from hpcdet.config.determined import unsupported_keys
 from hpcdet.config.load import changing, load_config
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.search.stopping import rules_from_config
@@ -406,7 +406,7 @@ def test_references_become_secrets_on_the_node(
 
 KEYS = [
     *problems.all_keys(),
-    *foreign_keys.KEYS,
+    *unsupported_keys.KEYS,
     *("hyperparameters.a", "hyperparameters.a.choice", "hyperparameters.forbid", "labels.0"),
     *("data.secrets", "data.secrets.x", "searcher.max_time", "searcher.time_metric", "foo"),
 ]

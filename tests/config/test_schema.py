@@ -9,7 +9,7 @@ import pytest
 
 from hpcdet import config
 from hpcdet.config.check import problems
-from hpcdet.config.determined import foreign_keys
+from hpcdet.config.determined import unsupported_keys
 from hpcdet.errors import NotFound
 from hpcdet.space.language import TYPES
 from tests import TOP
@@ -55,7 +55,7 @@ def test_every_key_is_explained_and_documented() -> None:
         assert config.explain(key).startswith(key)
         if problems.model_at(key) is None:
             assert f"| `{key}` |" in text, key
-    for key in foreign_keys.KEYS:
+    for key in unsupported_keys.KEYS:
         assert f"`{key}`" in text, key
     assert "default: 5" in config.explain("max_restarts")
     assert "harmless" in config.explain("resources.shm_size")

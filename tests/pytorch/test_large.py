@@ -12,7 +12,7 @@ from torch import nn
 
 from hpcdet import config
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch.gradients import apart, blocks, ddp, fsdp2
+from hpcdet.pytorch.gradients import blocks, ddp, fsdp2, virtual_rank_state
 from hpcdet.pytorch.gradients import buffers as _buffers
 from hpcdet.pytorch.step import recompute, wrap
 from hpcdet.store.config.placement import Fsdp2
@@ -116,7 +116,7 @@ def test_a_model_may_make_its_buffers_anew() -> None:
     finally:
         dist.destroy_process_group()
     model = Caching()
-    buffers = apart.Buffers([model])
+    buffers = virtual_rank_state.Buffers([model])
     for v in range(2):
         buffers.begin()
         model(torch.ones(3 + v))

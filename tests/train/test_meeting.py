@@ -22,12 +22,12 @@ from torch.distributed import PrefixStore, Store
 
 from hpcdet.errors import Unavailable
 from hpcdet.process.ranks import PEER_LOST
-from hpcdet.train.meeting import door as doors
 from hpcdet.train.meeting import gloo, liveness, port_filter, proof
-from hpcdet.train.meeting.door import Door, knock
+from hpcdet.train.meeting import rank0_listener as doors
 from hpcdet.train.meeting.frames import MOST_BYTES, Frame, FrameKind, Incoming
 from hpcdet.train.meeting.liveness import Lifeline
 from hpcdet.train.meeting.process_group_store import AttemptStore, _Table
+from hpcdet.train.meeting.rank0_listener import Door, knock
 from tests import intruders, ranks
 
 SECRET = bytes(range(32))

@@ -23,9 +23,9 @@ from hpcdet.store.folder.records import (
 from hpcdet.store.fs import files, journal
 from hpcdet.worker.allocation.notice import Notices
 from hpcdet.worker.claims import claims
-from hpcdet.worker.crank import retry
-from hpcdet.worker.crank.turn_crank import WorkerCrank
 from hpcdet.worker.main import Worker
+from hpcdet.worker.turns import storage_retry
+from hpcdet.worker.turns.worker_turns import WorkerCrank
 from tests import experiments as x
 
 DAEMON = {"submit_from_compute": False, "login_daemon": "allowed"}
@@ -81,7 +81,7 @@ class Once:
     """Storage that refuses the first call of each kind."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(retry, "AGAIN_S", 0.0)
+        monkeypatch.setattr(storage_retry, "AGAIN_S", 0.0)
         self.refused: list[str] = []
         self._monkeypatch = monkeypatch
 

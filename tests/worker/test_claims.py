@@ -42,7 +42,7 @@ from hpcdet.worker.allocation.notice import Notices
 from hpcdet.worker.attempts import cancels, drain_staging, evidence
 from hpcdet.worker.attempts.lane import Lane
 from hpcdet.worker.claims import claimable, claims
-from hpcdet.worker.crank.turn_crank import WorkerCrank
+from hpcdet.worker.turns.worker_turns import WorkerCrank
 from tests import experiments as x
 from tests.worker.places import DAEMON, HERE, Once, at_work, attempt, worker
 

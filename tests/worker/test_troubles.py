@@ -26,9 +26,9 @@ from hpcdet.store.fs import files, journal
 from hpcdet.worker import handover, sentinel
 from hpcdet.worker.allocation.notice import Notices
 from hpcdet.worker.attempts import cancels
-from hpcdet.worker.crank import retry
-from hpcdet.worker.crank.turn_crank import WorkerCrank
 from hpcdet.worker.main import run
+from hpcdet.worker.turns import storage_retry
+from hpcdet.worker.turns.worker_turns import WorkerCrank
 from tests import experiments as x
 from tests.worker.places import DAEMON, Once, at_work, attempt, worker
 
@@ -74,7 +74,7 @@ def test_storage_that_is_away_for_a_moment_ends_no_trial(
 
     monkeypatch.setattr(files, "write_once", write_once)
     monkeypatch.setattr(cancels, "in_force", in_force)
-    monkeypatch.setattr(retry, "AGAIN_S", 0.05)
+    monkeypatch.setattr(storage_retry, "AGAIN_S", 0.05)
     code = f"cd {paths.root}; until [ -e go ]; do sleep 0.05; done; echo >> over"
     with journal.Writer(paths.worker(1, 0, 0).journal) as log:
         work = at_work(paths, log, rank=code)

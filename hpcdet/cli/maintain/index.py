@@ -12,7 +12,7 @@ from hpcdet.cli.frame.progress import busy
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import IntegrityError
 from hpcdet.read.lookup import find
-from hpcdet.read.lookup.each import UNREADABLE, left_out
+from hpcdet.read.lookup.all_experiments import UNREADABLE, left_out
 from hpcdet.store.folder.layout import ExperimentPaths
 
 

@@ -14,7 +14,7 @@ from hpcdet.cli.frame.ids import ids_argument, references
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.read.lookup import find
-from hpcdet.read.lookup.each import of_each
+from hpcdet.read.lookup.all_experiments import of_each
 from hpcdet.read.views import efficiency
 from hpcdet.read.views.efficiency import EfficiencyView
 

@@ -22,7 +22,7 @@ from hpcdet.errors import HpcdetError
 from hpcdet.read.experiment import changes, gather, states, timing
 from hpcdet.read.lookup import find, lineage
 from hpcdet.read.lookup.escapes import escaped
-from hpcdet.read.views import beyond, describe, logs, timeline, views
+from hpcdet.read.views import beyond_rungs, describe, logs, timeline, views
 from hpcdet.read.views.items import text
 from hpcdet.read.views.trials import AttemptView, TrialStatusView, seconds
 from hpcdet.read.views.views import StatusView
@@ -149,7 +149,7 @@ def _explain(gathered: gather.Gathered, trial: int) -> Iterator[FindingView]:
 
 def _rungs(gathered: gather.Gathered) -> Iterator[FindingView]:
     """Find rungs that trials reached faster than decisions were made."""
-    left = beyond.beyond(gathered)
+    left = beyond_rungs.beyond(gathered)
     passed = [one for one in left if one.passed]
     if not passed:
         return
@@ -160,7 +160,7 @@ def _rungs(gathered: gather.Gathered) -> Iterator[FindingView]:
     trials = sorted({one.trial for one in passed})
     evidence = [f"{batches} batches in all were trained beyond rungs (hpcdet eff)"]
     evidence.append(f"trials {', '.join(map(str, trials[:20]))}{' …' if len(trials) > 20 else ''}")
-    next = f"searcher.wait_at_rungs_s: {beyond.wait_s(took)}, or rungs farther apart"
+    next = f"searcher.wait_at_rungs_s: {beyond_rungs.wait_s(took)}, or rungs farther apart"
     yield _finding("slow", gathered.id, said, next, evidence)
 
 

@@ -23,7 +23,7 @@ from hpcdet.errors import Unsuccessful, UsageError
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Memory
 from hpcdet.read.lookup import find
-from hpcdet.read.lookup.each import of_each
+from hpcdet.read.lookup.all_experiments import of_each
 from hpcdet.read.lookup.escapes import escaped
 from hpcdet.read.views import describe, views
 from hpcdet.read.views.items import encode, text

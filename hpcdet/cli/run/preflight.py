@@ -17,7 +17,7 @@ from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
 from hpcdet.cli.inputs.loading import SubmitRequest, config_argument, request, setting_options
 from hpcdet.errors import ConfigError, StillPending
-from hpcdet.jobs import errand
+from hpcdet.jobs import one_shot_job
 from hpcdet.jobs.create import create
 from hpcdet.jobs.script import launch
 from hpcdet.schedulers.local import processes
@@ -115,7 +115,7 @@ def _ended(
 
 
 def _rehearse_on_a_node(wanted: SubmitRequest, timeout: float) -> None:
-    """Rehearse in a job of one rank. Raises as ``rehearse``, and as ``errand.run``."""
+    """Rehearse in a job of one rank. Raises as ``rehearse``, and as ``one_shot_job.run``."""
     resolved = wanted.resolved
     need = resolved.resources
     walltime = min(need.walltime_s or _WALLTIME_S, _WALLTIME_S)
@@ -125,9 +125,9 @@ def _rehearse_on_a_node(wanted: SubmitRequest, timeout: float) -> None:
     lane = dataclasses.replace(resolved.worker, lanes=1)
     alone = dataclasses.replace(resolved, resources=one, worker=lane)
     python = resolved.environment.python or wanted.site.python or sys.executable
-    with errand.folder(wanted.root) as place, busy("testing the code on a node"):
+    with one_shot_job.folder(wanted.root) as place, busy("testing the code on a node"):
         argv = [python, *_rehearsal(wanted, place / "experiments")]
-        answer, said = errand.run(place, wanted.site, alone, argv, timeout)
+        answer, said = one_shot_job.run(place, wanted.site, alone, argv, timeout)
     settings().note(f"it ran on {answer.host}")
     _judge(wanted, answer.code, said)
 

@@ -16,7 +16,7 @@ from hpcdet.cli.frame.progress import busy
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs import errand, machine
+from hpcdet.jobs import machine, one_shot_job
 from hpcdet.jobs.checks import site_checks
 from hpcdet.jobs.checks.site_checks import SiteFinding
 from hpcdet.jobs.script.environment import fold_defaults
@@ -107,7 +107,7 @@ def _site(name: str | None) -> Iterator[SiteFinding]:
 def _both(name: str | None, partition: str | None, timeout: float) -> Iterator[SiteFinding]:
     """Check what ranks need: imports on this machine, then a node."""
     site = fold_defaults(settings().site(name))
-    with errand.folder(settings().root_at(site)) as place, busy("checking a node"):
+    with one_shot_job.folder(settings().root_at(site)) as place, busy("checking a node"):
         yield from machine.guarded("torch", lambda: machine.imports(place))
         try:
             yield from _node(site, partition, place, timeout)
@@ -122,7 +122,9 @@ def _node(site: Site, partition: str | None, place: Path, timeout: float) -> Ite
     resources = Resources(walltime_s=WALLTIME_S, resource_pool=partition)
     argv = [site.python or sys.executable, "-Pm", "hpcdet.jobs.machine", str(place), nonce]
     more = [partition] if partition else []
-    answer, said = errand.run(place, site, Resolved(resources=resources), [*argv, *more], timeout)
+    answer, said = one_shot_job.run(
+        place, site, Resolved(resources=resources), [*argv, *more], timeout
+    )
     yield SiteFinding("ok", f"a job ran on {answer.host}", check="job", where="node")
     lines = said.strip().splitlines() or [""]
     try:

@@ -74,7 +74,7 @@ def _from_script(folder: Path, script: Path, profile: str | None, dry_run: bool)
         UsageError: one of these files is there already.
     """
     from hpcdet import config
-    from hpcdet.jobs.script.translate import translate
+    from hpcdet.jobs.script.job_script_import import translate
     from hpcdet.store.config.resolved_config import dump
     from hpcdet.store.fs import yaml12
 

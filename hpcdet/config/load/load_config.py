@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from hpcdet.config.check import entrypoints, key_consistency, problems, search_methods
 from hpcdet.config.check.problems import Problem
 from hpcdet.config.check.section_models import DERIVED, SEED, completed
-from hpcdet.config.determined import foreign_keys, foreign_shapes
+from hpcdet.config.determined import foreign_shapes, unsupported_keys
 from hpcdet.config.load import secret_references as secrets
 from hpcdet.config.load.layers import Layered
 from hpcdet.store.config import overrides
@@ -175,14 +175,14 @@ def _without_null(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 def _foreign(values: dict[str, Any], ignored: Container[str]) -> list[tuple[Problem, bool]]:
     """Remove keys that only Determined has; return a problem for each, True for an error."""
     found = []
-    for key in foreign_keys.KEYS:
+    for key in unsupported_keys.KEYS:
         *above, name = key.split(".")
         place: Any = values
         for part in above:
             place = place.get(part) if isinstance(place, dict) else None
         if not isinstance(place, dict) or name not in place:
             continue
-        entry = foreign_keys.verdict(key, place[name])
+        entry = unsupported_keys.verdict(key, place[name])
         if entry is None:
             continue
         value = place.pop(name)
@@ -190,7 +190,7 @@ def _foreign(values: dict[str, Any], ignored: Container[str]) -> list[tuple[Prob
             found.append((Problem(key, f"has no effect: {entry.reason}"), False))
         else:
             found.append((Problem(key, entry.reason, entry.hint(value)), True))
-    for key, reason in foreign_keys.WITHOUT_EFFECT.items():
+    for key, reason in unsupported_keys.WITHOUT_EFFECT.items():
         section, _, name = key.rpartition(".")
         place = values.get(section) if section else values
         if isinstance(place, dict) and name in place and place[name] != problems.default(key):

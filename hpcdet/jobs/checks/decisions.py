@@ -12,8 +12,8 @@ from typing import Any
 
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.lookup import find
-from hpcdet.read.lookup.each import UNREADABLE
-from hpcdet.read.views.beyond import beyond, wait_s
+from hpcdet.read.lookup.all_experiments import UNREADABLE
+from hpcdet.read.views.beyond_rungs import beyond, wait_s
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
 

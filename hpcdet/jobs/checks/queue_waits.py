@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.lookup import find
-from hpcdet.read.lookup.each import UNREADABLE
+from hpcdet.read.lookup.all_experiments import UNREADABLE
 from hpcdet.store.config.resolved_config import Resolved
 
 ASKED = 20

@@ -14,7 +14,7 @@ from typing import Any
 from hpcdet.config.check.plan import plan
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.lookup import find
-from hpcdet.read.lookup.each import UNREADABLE
+from hpcdet.read.lookup.all_experiments import UNREADABLE
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.fs import mounts

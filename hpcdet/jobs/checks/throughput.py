@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcdet.read.experiment.gather import GatheredAttempt, gather
 from hpcdet.read.lookup import find
-from hpcdet.read.lookup.each import UNREADABLE
+from hpcdet.read.lookup.all_experiments import UNREADABLE
 from hpcdet.store.config.resolved_config import Resolved
 
 

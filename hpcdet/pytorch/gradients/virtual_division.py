@@ -16,8 +16,8 @@ from hpcdet.core.training import Session
 from hpcdet.data import rng
 from hpcdet.data.virtual_ranks import WHERE, Virtual
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch.gradients.apart import Apart
 from hpcdet.pytorch.gradients.division import Division, Learn, State, new_tally
+from hpcdet.pytorch.gradients.virtual_rank_state import Apart
 from hpcdet.pytorch.gradients.virtual_reducer import VirtualReducer
 from hpcdet.pytorch.metrics.metrics import Tally
 from hpcdet.pytorch.metrics.reducers import MetricReducer

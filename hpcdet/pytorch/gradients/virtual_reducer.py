@@ -18,8 +18,8 @@ from hpcdet.core.training import Session
 from hpcdet.data.virtual_ranks import WHERE, Fold, TreeSum, Virtual, total
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch.gradients import buffers as _buffers
-from hpcdet.pytorch.gradients.apart import Buffers, Group
 from hpcdet.pytorch.gradients.reducer import GradientReducer
+from hpcdet.pytorch.gradients.virtual_rank_state import Buffers, Group
 
 Parameters = Mapping[str, torch.nn.Parameter]
 Leaf = list[torch.Tensor]

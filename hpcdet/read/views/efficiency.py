@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcdet.read.experiment import changes, states, timing
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial, gather
-from hpcdet.read.views import beyond
+from hpcdet.read.views import beyond_rungs
 from hpcdet.read.views.spans import Span, spans
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.budget import HOUR_S
@@ -111,8 +111,8 @@ def efficiency(source: ExperimentPaths | Gathered, trial: int = 0) -> list[Effic
         by_trial[span.trial].append(span)
     state, _ = states.experiment_state(gathered)
     over = state if state in states.ENDED else ""
-    left: dict[int, list[beyond.Beyond]] = defaultdict(list)
-    for one in beyond.beyond(gathered):
+    left: dict[int, list[beyond_rungs.Beyond]] = defaultdict(list)
+    for one in beyond_rungs.beyond(gathered):
         left[one.trial].append(one)
     return [
         _trial(gathered, each, config, by_trial[each.number], left[each.number], over)
@@ -126,7 +126,7 @@ def _trial(
     trial: GatheredTrial,
     config: Resolved,
     found: list[Span],
-    left: list[beyond.Beyond],
+    left: list[beyond_rungs.Beyond],
     over: str,
 ) -> EfficiencyView:
     resources = config.resources
@@ -159,7 +159,7 @@ def _trial(
         useful=round(hours["training"] / used, 4) if used else None,
         waste=WasteView(*(round(hours[kind], 6) for kind in ("starting", "lost", "waiting"))),
         suggestions=[],
-        trained_batches=beyond.trained(trial.attempts),
+        trained_batches=beyond_rungs.trained(trial.attempts),
         beyond_batches=sum(one.batches for one in left),
         beyond_s=round(sum(one.seconds for one in left if one.batches), 3),
         waited_s=round(sum(line["seconds"] for line in waits), 3),

@@ -25,7 +25,7 @@ from hpcdet.store.folder.layout import AttemptPaths
 from hpcdet.store.folder.records import Verdict
 from hpcdet.store.fs import files
 from hpcdet.store.fs.json_record import JsonRecord
-from hpcdet.train.meeting.door import opened
+from hpcdet.train.meeting.rank0_listener import opened
 
 BEFORE = "HPCDET_SHELL"
 """A private folder, and in it the environment that the shell began with."""

@@ -32,9 +32,9 @@ from hpcdet.process.ranks import Ranks
 from hpcdet.store.fs import files
 from hpcdet.train import mpi
 from hpcdet.train.meeting import gloo, proof
-from hpcdet.train.meeting.door import KNOCK_S, Door, knock
 from hpcdet.train.meeting.liveness import NEVER, Lifeline
 from hpcdet.train.meeting.process_group_store import AttemptStore
+from hpcdet.train.meeting.rank0_listener import KNOCK_S, Door, knock
 
 PATIENCE_S = 300.0
 _BACKENDS = ("auto", "nccl", "gloo", "mpi")

@@ -19,7 +19,7 @@ from hpcdet.store.trials import progress
 from hpcdet.store.trials.controls import in_force
 from hpcdet.store.trials.standing import Standing, claimed, reason_of
 from hpcdet.worker.claims.claimable import Outlook
-from hpcdet.worker.crank.retry import insist
+from hpcdet.worker.turns.storage_retry import insist
 
 
 def take_place(

@@ -12,7 +12,7 @@ from hpcdet.control.turn.controller import Holder, Turn
 from hpcdet.errors import HpcdetError, refused
 from hpcdet.site.loading import from_resolved
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.worker.crank.retry import START_S, insist, within
+from hpcdet.worker.turns.storage_retry import START_S, insist, within
 
 _LOOK_S = 10.0
 

@@ -17,7 +17,7 @@ from hpcdet.store.decisions import lease, wakeup
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import journal
 from hpcdet.worker.allocation.notice import Notices
-from hpcdet.worker.crank.retry import insist, within
+from hpcdet.worker.turns.storage_retry import insist, within
 
 _LOCAL_S = 1.0
 _LOOK_S = 10.0

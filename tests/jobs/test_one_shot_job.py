@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hpcdet.errors import HpcdetError, StillPending
-from hpcdet.jobs import errand
+from hpcdet.jobs import one_shot_job
 from hpcdet.schedulers.common.base import Submission
 from hpcdet.schedulers.local.local import LocalScheduler
 from hpcdet.schedulers.local.local_state import JobFolder
@@ -42,10 +42,10 @@ def everything_ended(state: Path) -> bool:
 def test_a_command_runs_in_a_job_and_leaves_nothing_behind(state: Path, tmp_path: Path) -> None:
     root = tmp_path / "new" / "root"
     script = "import sys; print('good', flush=True); print('bad', file=sys.stderr); sys.exit(3)"
-    with errand.folder(root) as place:
+    with one_shot_job.folder(root) as place:
         assert place.stat().st_mode & 0o777 == 0o700
         argv = [sys.executable, "-c", script]
-        answer, said = errand.run(place, x.local_site(), Resolved(), argv, 120)
+        answer, said = one_shot_job.run(place, x.local_site(), Resolved(), argv, 120)
     assert (answer.code, said) == (3, "good\nbad\n")
     assert not root.exists()
     x.until(lambda: everything_ended(state))
@@ -61,9 +61,9 @@ def test_a_command_has_the_variables_of_its_device(
     }
     wanted = Environment({"CUDA_VISIBLE_DEVICES": seen}, **variables)
     script = "import os; print('it is', os.environ['DEVICE'])"
-    with errand.folder(tmp_path / "root") as place:
+    with one_shot_job.folder(tmp_path / "root") as place:
         argv = [sys.executable, "-c", script]
-        _, said = errand.run(place, x.local_site(), Resolved(environment=wanted), argv, 120)
+        _, said = one_shot_job.run(place, x.local_site(), Resolved(environment=wanted), argv, 120)
     assert said == f"it is {kept}\n"
     model = x.write_model(tmp_path / "model")
     (model / "model_def.py").write_text(f"{script}\nraise SystemExit(3)")
@@ -75,28 +75,28 @@ def test_a_command_has_the_variables_of_its_device(
 
 def test_a_job_that_dies_is_too_long_or_is_unwanted_is_ended(state: Path, tmp_path: Path) -> None:
     broken = x.local_site(setup=["echo no module named cuda >&2; exit 7"])
-    with errand.folder(tmp_path) as place, pytest.raises(HpcdetError) as caught:
-        errand.run(place, broken, Resolved(), ["true"], 120)
+    with one_shot_job.folder(tmp_path) as place, pytest.raises(HpcdetError) as caught:
+        one_shot_job.run(place, broken, Resolved(), ["true"], 120)
     assert "ended (failed) without an answer" in caught.value.what
     assert caught.value.hint == "no module named cuda"
 
     sit = [sys.executable, "-c", "import time; time.sleep(600)"]
-    with errand.folder(tmp_path) as place, pytest.raises(StillPending, match="running"):
-        errand.run(place, x.local_site(), Resolved(), sit, 1)
+    with one_shot_job.folder(tmp_path) as place, pytest.raises(StillPending, match="running"):
+        one_shot_job.run(place, x.local_site(), Resolved(), sit, 1)
     x.until(lambda: everything_ended(state))
 
-    with errand.folder(tmp_path) as place:
+    with one_shot_job.folder(tmp_path) as place:
         thread = threading.Thread(target=_interrupt_when_it_runs, args=(place,))
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            errand.run(place, x.local_site(), Resolved(), sit, 120)
+            one_shot_job.run(place, x.local_site(), Resolved(), sit, 120)
         thread.join()
     x.until(lambda: everything_ended(state))
     assert [path.name for path in tmp_path.iterdir()] == ["local-state"]
 
 
 def _interrupt_when_it_runs(place: Path) -> None:
-    x.until(lambda: x.processes_of(ExperimentPaths(place), "hpcdet.jobs.errand"))
+    x.until(lambda: x.processes_of(ExperimentPaths(place), "hpcdet.jobs.one_shot_job"))
     os.kill(os.getpid(), signal.SIGINT)
 
 
