@@ -64,6 +64,7 @@ def test_it_goes_on_from_the_middle(tmp_path: Path, entrypoint: str, metric: str
 
 def test_batch_inference_does_each_batch_once_and_all(tmp_path: Path) -> None:
     trial = experiment(tmp_path / "EXP", f"{LAUNCH} batches.py", "total")
+    (trial.root / "outputs" / "rank_1" / ".new-1-killed").mkdir(parents=True)
     result = killed_once(trial)
     assert result.validations[601]["total"] == sum(range(1201)) * 2
     outputs = trial.root / "outputs"

@@ -46,6 +46,9 @@ class TorchBatchProcessorContext:
         self.reducers = Reducing(Division(core_context.session))
         name = storage_path or f"rank_{core_context.distributed.rank}"
         self.outputs = core_context.session.place.trial.root / "outputs" / name
+        self._staged = f".new-{core_context.distributed.rank}-"
+        for left in self.outputs.glob(f"{self._staged}*"):  # by an attempt that was killed
+            shutil.rmtree(left, ignore_errors=True)
 
     def get_hparams(self) -> dict[str, Any]:
         """The trial's hyperparameters."""
@@ -76,7 +79,7 @@ class TorchBatchProcessorContext:
         A batch that is done again after a restart replaces its files.
         """
         self.outputs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        staged = Path(tempfile.mkdtemp(prefix=".new-", dir=self.outputs))
+        staged = Path(tempfile.mkdtemp(prefix=self._staged, dir=self.outputs))
         try:
             yield staged
             for path in sorted(staged.rglob("*")):
