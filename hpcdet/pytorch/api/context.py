@@ -14,8 +14,8 @@ from hpcdet.errors import ConfigError, UsageError
 from hpcdet.pytorch.api import traces
 from hpcdet.pytorch.api.boards import Boards
 from hpcdet.pytorch.api.data_loader import TorchData, to_device
-from hpcdet.pytorch.api.info import TrialInfo
 from hpcdet.pytorch.api.lr_scheduler import LRScheduler
+from hpcdet.pytorch.api.trial_context import TrialContext
 from hpcdet.pytorch.gradients import strategy
 from hpcdet.pytorch.metrics.reducers import MetricReducer
 from hpcdet.pytorch.step.learning import ClipGrads, Learning, StepPosition
@@ -23,7 +23,7 @@ from hpcdet.pytorch.step.reducing import Reducing
 from hpcdet.pytorch.step.wrap import wrap
 
 
-class PyTorchTrialContext(TrialInfo):
+class PyTorchTrialContext(TrialContext):
     """Made by ``pytorch.init``.
 
     Attributes:

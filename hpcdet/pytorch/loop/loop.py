@@ -19,9 +19,9 @@ from hpcdet.errors import ConfigError
 from hpcdet.process.console import say
 from hpcdet.pytorch.api.callback import PyTorchCallback, start_epoch
 from hpcdet.pytorch.api.context import PyTorchTrialContext
-from hpcdet.pytorch.api.info import GLOBAL_BATCH
 from hpcdet.pytorch.api.traces import Traces
 from hpcdet.pytorch.api.trial import PyTorchTrial
+from hpcdet.pytorch.api.trial_context import GLOBAL_BATCH
 from hpcdet.pytorch.loop.feeds import feed_of
 from hpcdet.pytorch.loop.loop_progress import LoopPlan, LoopProgress
 from hpcdet.pytorch.loop.saves import Saves

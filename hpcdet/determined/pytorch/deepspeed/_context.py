@@ -19,7 +19,7 @@ from hpcdet.integrations import deepspeed as ours
 from hpcdet.integrations._ranks import announce
 from hpcdet.pytorch import MetricReducer, TorchData, to_device
 from hpcdet.pytorch.api.boards import Boards
-from hpcdet.pytorch.api.info import TrialInfo
+from hpcdet.pytorch.api.trial_context import TrialContext
 from hpcdet.pytorch.gradients.division import Division
 from hpcdet.pytorch.step.reducing import Reducing
 
@@ -48,7 +48,7 @@ def overwrite_deepspeed_config(
     return merge_dicts(base_ds_config, source_ds_dict)  # type: ignore[arg-type]
 
 
-class DeepSpeedTrialContext(TrialInfo):
+class DeepSpeedTrialContext(TrialContext):
     """Made by ``init``.
 
     Attributes:

@@ -15,7 +15,7 @@ from hpcdet.units import Length
 GLOBAL_BATCH = "global_batch_size"
 
 
-class TrialInfo:
+class TrialContext:
     """The part of a trial's context that only answers.
 
     Args:
