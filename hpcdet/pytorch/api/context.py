@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,12 +11,10 @@ from hpcdet.core import Context
 from hpcdet.data import rng
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.pytorch.api import traces
-from hpcdet.pytorch.api.boards import Boards
-from hpcdet.pytorch.api.data_loader import TorchData, to_device
+from hpcdet.pytorch.api.data_loader import TorchData
 from hpcdet.pytorch.api.lr_scheduler import LRScheduler
 from hpcdet.pytorch.api.trial_context import TrialContext
 from hpcdet.pytorch.gradients import strategy
-from hpcdet.pytorch.metrics.reducers import MetricReducer
 from hpcdet.pytorch.step.learning import ClipGrads, Learning, StepPosition
 from hpcdet.pytorch.step.reducing import Reducing
 from hpcdet.pytorch.step.wrap import wrap
@@ -28,7 +25,6 @@ class PyTorchTrialContext(TrialContext):
 
     Attributes:
         models, optimizers, lr_schedulers: what was wrapped, in order.
-        reducers: wrapped metric reducers.
         profiler: torch's, of ``set_profiler``; None without.
         learning: what the trainer tells of each batch, and asks of gradients and optimizers.
         reducer: of gradients over all ranks.
@@ -49,8 +45,6 @@ class PyTorchTrialContext(TrialContext):
         self.lr_schedulers: list[LRScheduler] = []
         self.experimental = Experimental(self)
         self.profiler: Any = None
-        self._stop_requested = False
-        self._boards = Boards(core.train)
         self.reducer, self.division = strategy.choose(
             session, lambda: self.models, lambda: self.reducers.all()
         )
@@ -68,17 +62,6 @@ class PyTorchTrialContext(TrialContext):
     def virtual_rank(self) -> int:
         """Whose share of a batch is trained or evaluated now: this rank's, or a virtual rank's."""
         return self.division.current
-
-    def get_stop_requested(self) -> bool:
-        return self._stop_requested
-
-    def set_stop_requested(self, stop_requested: bool) -> None:
-        """End the trial well, if any rank asks for it, after this step or validation.
-
-        Several ranks tell each other after steps 16, 32, 48 …, and all end one step later, or
-        with the next validation; with ``elastic: exact`` one rank does so, too.
-        """
-        self._stop_requested = stop_requested
 
     # -- wrapping ----------------------------------------------------------------------------
 
@@ -160,24 +143,6 @@ class PyTorchTrialContext(TrialContext):
         self.learning.scaler = scaler
         return scaler
 
-    def wrap_reducer(
-        self,
-        reducer: MetricReducer | Callable[[list[Any]], Any],
-        name: str | None = None,
-        for_training: bool = True,
-        for_validation: bool = True,
-    ) -> Any:
-        """Add a metric reduced over batches and ranks.
-
-        Args:
-            reducer: a ``MetricReducer``, or a function of the list of all updates.
-            name: of the metric; a reducer that gives a dict of metrics needs none.
-
-        Returns:
-            The reducer; one made from a function has ``update(value)``.
-        """
-        return self.reducers.add(reducer, name, training=for_training, validation=for_validation)
-
     def register_generator(self, name: str, generator: rng.Generator) -> None:
         """Take a random generator of one's own (numpy, torch or python) into checkpoints."""
         self.core.register_generator(name, generator)
@@ -225,25 +190,6 @@ class PyTorchTrialContext(TrialContext):
             )
         self.profiler = traces.profiler(self.get_tensorboard_path(), *args, **options)
 
-    def get_tensorboard_path(self) -> pathlib.Path:
-        """A folder for files of TensorBoard, in the trial's folder."""
-        return self._boards.path()
-
-    def get_tensorboard_writer(self) -> Any:
-        """A ``torch.utils.tensorboard.SummaryWriter`` there, the same at each call.
-
-        Raises:
-            ConfigError: the package ``tensorboard`` is not installed.
-        """
-        return self._boards.writer()
-
-    def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
-        """Determined's; nothing is written for TensorBoard but by the code itself."""
-        self._boards.enabled = enable_tensorboard_logging
-
-    def get_enable_tensorboard_logging(self) -> bool:
-        return self._boards.enabled
-
     # -- inside train_batch ------------------------------------------------------------------
 
     def backward(
@@ -288,10 +234,6 @@ class PyTorchTrialContext(TrialContext):
 
         to_wrap.forward = forward
         return to_wrap
-
-    def to_device(self, data: TorchData) -> TorchData:
-        """A batch on this rank's device."""
-        return to_device(data, self.device)
 
     def current_train_batch(self) -> int:
         """Index of the batch under way, from 0, over all epochs."""

@@ -1,36 +1,44 @@
-"""Facts for a trial about itself: its hyperparameters, its ranks, its place in the config."""
+"""``TrialContext``: the part of a context that trials of PyTorch and of DeepSpeed share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from hpcdet.core import Context, DistributedContext
 from hpcdet.errors import ConfigError
+from hpcdet.pytorch.api.data_loader import TorchData, to_device
 from hpcdet.pytorch.gradients.division import Division
+from hpcdet.pytorch.metrics.reducers import MetricReducer
+from hpcdet.pytorch.step.reducing import Reducing
 from hpcdet.units import Length
 
 GLOBAL_BATCH = "global_batch_size"
 
 
 class TrialContext:
-    """The part of a trial's context that only answers.
+    """Facts for a trial about itself, its metric reducers and its files for TensorBoard.
 
     Args:
         exp_conf: the config of a script that runs alone.
 
     Attributes:
         core: the Core API's context below.
-        division: of each batch, over all ranks; set by who makes it.
+        division, reducers: of each batch, and of metrics, over all ranks; set by who makes it.
     """
 
     division: Division
+    reducers: Reducing
 
     def __init__(self, core: Context, exp_conf: Mapping[str, Any] | None = None) -> None:
         self.core = core
         self._exp_conf = exp_conf
+        self._stop_requested = False
+        self._logs_tensorboard = True
+        self._writer: Any = None
 
     @property
     def distributed(self) -> DistributedContext:
@@ -112,3 +120,68 @@ class TrialContext:
     def get_initial_batch(self) -> int:
         """The batch this attempt began at."""
         return self.core.first_batch
+
+    def get_stop_requested(self) -> bool:
+        return self._stop_requested
+
+    def set_stop_requested(self, stop_requested: bool) -> None:
+        """End the trial well, if any rank asks for it, after this step or validation.
+
+        Several ranks of a ``PyTorchTrial`` tell each other after steps 16, 32, 48 …, and all end
+        one step later, or with the next validation; with ``elastic: exact`` one rank does so, too.
+        A ``DeepSpeedTrial`` ends with this batch.
+        """
+        self._stop_requested = stop_requested
+
+    def to_device(self, data: TorchData) -> TorchData:
+        """A batch on this rank's device."""
+        return to_device(data, self.device)
+
+    def wrap_reducer(
+        self,
+        reducer: MetricReducer | Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> Any:
+        """Add a metric reduced over batches and ranks.
+
+        Args:
+            reducer: a ``MetricReducer``, or a function of the list of all updates.
+            name: of the metric; a reducer that gives a dict of metrics needs none.
+
+        Returns:
+            The reducer; one made from a function has ``update(value)``.
+        """
+        return self.reducers.add(reducer, name, training=for_training, validation=for_validation)
+
+    # -- TensorBoard, for code that writes for it; nothing else does -------------------------
+
+    def get_tensorboard_path(self) -> pathlib.Path:
+        """A folder for files of TensorBoard, in the trial's folder."""
+        return self.core.train.get_tensorboard_path()
+
+    def get_tensorboard_writer(self) -> Any:
+        """A ``torch.utils.tensorboard.SummaryWriter`` there, the same at each call.
+
+        Raises:
+            ConfigError: the package ``tensorboard`` is not there, or something that it needs.
+        """
+        if self._writer is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise ConfigError(
+                    f"torch.utils.tensorboard cannot be imported: {error}",
+                    where="get_tensorboard_writer",
+                    hint="pip install tensorboard",
+                ) from error
+            self._writer = SummaryWriter(str(self.get_tensorboard_path()))
+        return self._writer
+
+    def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
+        """Determined's; nothing is written for TensorBoard but by the code itself."""
+        self._logs_tensorboard = enable_tensorboard_logging
+
+    def get_enable_tensorboard_logging(self) -> bool:
+        return self._logs_tensorboard

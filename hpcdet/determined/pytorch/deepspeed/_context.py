@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,6 @@ from hpcdet.determined.util import merge_dicts
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.integrations import deepspeed as ours
 from hpcdet.integrations._ranks import announce
-from hpcdet.pytorch import MetricReducer, TorchData, to_device
-from hpcdet.pytorch.api.boards import Boards
 from hpcdet.pytorch.api.trial_context import TrialContext
 from hpcdet.pytorch.gradients.division import Division
 from hpcdet.pytorch.step.reducing import Reducing
@@ -70,8 +68,6 @@ class DeepSpeedTrialContext(TrialContext):
         self.reducers = Reducing(self.division)
         self.batches = self.epoch_length = 0
         self.manual_accumulation = self.unchecked_data = False
-        self._stop_requested = False
-        self._boards = Boards(core_context.train)
 
     def wrap_model_engine(self, model: Any) -> Any:
         """Take what ``deepspeed.initialize`` made into checkpoints.
@@ -130,20 +126,6 @@ class DeepSpeedTrialContext(TrialContext):
             )
         return self.models[0]
 
-    def wrap_reducer(
-        self,
-        reducer: MetricReducer | Callable[[list[Any]], Any],
-        name: str | None = None,
-        for_training: bool = True,
-        for_validation: bool = True,
-    ) -> Any:
-        """Add a metric reduced over batches and ranks, as ``PyTorchTrialContext`` does."""
-        return self.reducers.add(reducer, name, training=for_training, validation=for_validation)
-
-    def to_device(self, data: TorchData) -> TorchData:
-        """A batch on this rank's device."""
-        return to_device(data, self.device)
-
     def current_train_batch(self) -> int:
         """Index of the batch under way, from 0, over all epochs."""
         return self.batches
@@ -157,13 +139,6 @@ class DeepSpeedTrialContext(TrialContext):
     def is_epoch_end(self) -> bool:
         return (self.batches + 1) % max(1, self.epoch_length) == 0
 
-    def get_stop_requested(self) -> bool:
-        return self._stop_requested
-
-    def set_stop_requested(self, stop_requested: bool) -> None:
-        """End the trial well, if any rank asks for it, with this batch."""
-        self._stop_requested = stop_requested
-
     def set_profiler(self, *args: Any, **options: Any) -> None:
         """Not with DeepSpeed.
 
@@ -175,21 +150,6 @@ class DeepSpeedTrialContext(TrialContext):
             where="set_profiler",
             hint="use flops_profiler of DeepSpeed's config",
         )
-
-    def get_tensorboard_path(self) -> Path:
-        """A folder for files of TensorBoard, in the trial's folder."""
-        return self._boards.path()
-
-    def get_tensorboard_writer(self) -> Any:
-        """Torch's writer there."""
-        return self._boards.writer()
-
-    def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
-        """Determined's; nothing is written for TensorBoard but by the code itself."""
-        self._boards.enabled = enable_tensorboard_logging
-
-    def get_enable_tensorboard_logging(self) -> bool:
-        return self._boards.enabled
 
 
 @contextlib.contextmanager
