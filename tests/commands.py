@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 from dataclasses import dataclass
@@ -9,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
+import hpcdet.read
 from hpcdet.cli import main
+
+SCHEMAS = Path(hpcdet.read.__file__).parent / "schemas"
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,31 @@ class Ran:
         return items
 
 
+def strict(value: Any) -> Any:
+    """A schema in which objects have no keys that it does not name."""
+    if isinstance(value, dict):
+        closed = {"additionalProperties": False} if "properties" in value else {}
+        return closed | {key: strict(each) for key, each in value.items()}
+    return [strict(each) for each in value] if isinstance(value, list) else value
+
+
+@functools.cache
+def validator(verb: str) -> Draft202012Validator | None:
+    """What checks the output of a verb; None for one without a schema."""
+    file = SCHEMAS / f"{verb}.json"
+    return Draft202012Validator(strict(json.loads(file.read_text()))) if file.exists() else None
+
+
 class Cli:
-    """Runs commands with ``root`` as the folder of experiments; nobody is at a terminal."""
+    """Runs commands with ``root`` as the folder of experiments; nobody is at a terminal.
+
+    What they print as JSON is checked by their schemas; ``checked`` are the verbs whose items were.
+    """
 
     def __init__(self, root: Path, capture: pytest.CaptureFixture[str]) -> None:
         self.root = root
         self.capture = capture
+        self.checked: set[str] = set()
 
     def __call__(self, *argv: object, code: int = 0) -> Ran:
         """Run ``hpcdet ARGV``, which must end with ``code``."""
@@ -40,7 +64,15 @@ class Cli:
         ended = main.run([str(word) for word in argv])
         out, err = self.capture.readouterr()
         assert ended == code, f"hpcdet {argv} ended with {ended}, not {code}:\n{out}\n{err}"
+        if out.startswith('{\n  "schema"') and "--fields" not in argv:
+            self._check(json.loads(out))
         return Ran(ended, out, err)
+
+    def _check(self, envelope: dict[str, Any]) -> None:
+        verb = envelope["schema"].removeprefix("hpcdet.").removesuffix("/1")
+        if (found := validator(verb)) is not None:
+            found.validate(envelope)
+            self.checked |= {verb} if envelope["items"] else set()
 
 
 @pytest.fixture

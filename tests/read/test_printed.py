@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -31,32 +30,49 @@ def test_verbs_print_what_they_printed(
     assert found == (RECORDED / "printed" / f"{name}.txt").read_text()
 
 
-def strict(value: Any) -> Any:
-    """A schema in which objects have no keys that it does not name."""
-    if isinstance(value, dict):
-        closed = {"additionalProperties": False} if "properties" in value else {}
-        return closed | {key: strict(each) for key, each in value.items()}
-    return [strict(each) for each in value] if isinstance(value, list) else value
+ACTS = {
+    "going": (
+        "cancel {id} -n",
+        "pause {id} -n",
+        "resume {id}/1 -n",
+        "hold {id} -n",
+        "release {id} -n",
+        "set {id} max_concurrent=3 -n",
+        "tag {id} --add paper -n",
+    ),
+    "ended": (
+        "retry {id} -n",
+        "ckpt pin {id}/1 300",
+        "ckpt unpin {id}/1 300",
+        "ckpt rm {id}/1 -n",
+        "move {id} {away} -n",
+        "archive {id} -n",
+        "rm {id} -n",
+        "doctor",
+        "site check local",
+        "submit {config} -n --offline",
+    ),
+}
+"""Commands that act, on two of the experiments."""
+
+ELSEWHERE = {"fork", "ckpt.digest", "ckpt.verify"}
+"""What needs a search that ran, or a checkpoint: tests of control and of checkpoints run them."""
 
 
 def test_what_verbs_print_is_valid_by_their_schemas(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checked = set()
+    cli("init", tmp_path / "digits")
+    names = {"id": printed.ID, "away": tmp_path / "away", "config": tmp_path / "digits/random.yaml"}
     for name in printed.MADE:
         cli.root = tmp_path / name
         cli.root.mkdir()
         monkeypatch.setenv("HPCDET_ROOT", str(cli.root))
-        for words, out, _ in printed.printed(cli, name, monkeypatch):
-            if words[-1] == "json":
-                envelope = json.loads(out)
-                verb = envelope["schema"].removeprefix("hpcdet.").removesuffix("/1")
-                if verb not in schemas.views():
-                    continue
-                schema = json.loads((schemas.SCHEMAS / f"{verb}.json").read_text())
-                Draft202012Validator(strict(schema)).validate(envelope)
-                checked |= {verb} if envelope["items"] else set()
-    assert checked == set(schemas.views())
+        for _ in printed.printed(cli, name, monkeypatch):  # which checks what it runs
+            pass
+        for act in ACTS.get(name, ()):
+            cli(*act.format(**names).split(), "-o", "json")
+    assert cli.checked | ELSEWHERE == set(schemas.views())
 
 
 def test_schemas_and_their_page_are_up_to_date() -> None:

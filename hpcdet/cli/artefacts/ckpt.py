@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,29 @@ _MADE = (
     Column("PATH", "path"),
 )
 _PINS = (Column("PINNED", "pinned"), Column("PATH", "path"))
+
+
+@dataclass(frozen=True)
+class PinView:
+    """A checkpoint that is pinned, or no longer."""
+
+    path: str
+    """Its folder."""
+    pinned: bool
+    """True if it is kept whatever the rules of retention say."""
+
+
+@dataclass(frozen=True)
+class RemovalView:
+    """A checkpoint that was removed."""
+
+    path: str
+    """Its folder."""
+    bytes: int
+    """Size of its files."""
+    removed: bool
+    """False if nothing was done, with ``-n``."""
+
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -96,7 +120,7 @@ def ls(out: Output, id: str, deleted: bool) -> None:
 
 @ckpt_command.command("digest")
 @click.argument("what", nargs=-1, required=True, metavar="PATH|ID...")
-@output("ckpt.digest")
+@output("ckpt.digest", reading.CheckedView)
 def digest(out: Output, what: Sequence[str]) -> None:
     """The digest of the training state: equal for equal states, whatever the files look like.
 
@@ -107,7 +131,7 @@ def digest(out: Output, what: Sequence[str]) -> None:
     _refuse_damaged(rows)
     if out.for_people and not out.fields:
         for row in rows:
-            click.echo(row["digest"] if len(rows) == 1 else f"{row['digest']}  {row['path']}")
+            click.echo(row.digest if len(rows) == 1 else f"{row.digest}  {row.path}")
         return
     out.emit(rows, (Column("DIGEST", "digest"), Column("PATH", "path")), key="digest")
 
@@ -120,7 +144,7 @@ def digest(out: Output, what: Sequence[str]) -> None:
     show_default=True,
     help="Read every byte, or only check that manifests, sizes and tables are right.",
 )
-@output("ckpt.verify")
+@output("ckpt.verify", reading.CheckedView)
 def verify(out: Output, what: Sequence[str], deep: bool) -> None:
     """Check checkpoints; exit 9 if one is damaged, or made by a newer hpcdet.
 
@@ -135,8 +159,8 @@ def verify(out: Output, what: Sequence[str], deep: bool) -> None:
     )
     out.emit(rows, columns, key="path")
     if out.for_people:
-        for row in [row for row in rows if row["error"]][1:]:  # the first is what this ends with
-            settings().warn(f"{row['path']}: {_damage(row)}")
+        for row in [row for row in rows if row.error][1:]:  # the first is what this ends with
+            settings().warn(f"{row.path}: {_damage(row)}")
     _refuse_damaged(rows)
 
 
@@ -201,7 +225,7 @@ def get(what: str, step: str | None, which: str, out: Path | None) -> None:
 
 @ckpt_command.command("pin")
 @_chosen()
-@output("ckpt.pin")
+@output("ckpt.pin", PinView)
 def pin(out: Output, what: str, step: str | None, which: str) -> None:
     """Keep a checkpoint whatever the rules of retention say.
 
@@ -219,7 +243,7 @@ def pin(out: Output, what: str, step: str | None, which: str) -> None:
 
 @ckpt_command.command("unpin")
 @_chosen()
-@output("ckpt.unpin")
+@output("ckpt.unpin", PinView)
 def unpin(out: Output, what: str, step: str | None, which: str) -> None:
     """Leave a pinned checkpoint to the rules of retention again.
 
@@ -233,13 +257,13 @@ def unpin(out: Output, what: str, step: str | None, which: str) -> None:
 
 
 def _emit_pin(out: Output, folder: Path, pinned: bool) -> None:
-    out.emit([{"path": str(folder), "pinned": pinned}], _PINS, key="path")
+    out.emit([PinView(str(folder), pinned)], _PINS, key="path")
 
 
 @ckpt_command.command("rm")
 @click.argument("what", nargs=-1, required=True, metavar="PATH|ID...")
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would go.")
-@output("ckpt.rm")
+@output("ckpt.rm", RemovalView)
 def rm(out: Output, what: Sequence[str], dry_run: bool) -> None:
     """Remove checkpoints of trials that do not run, from scratch and project storage alike.
 
@@ -250,19 +274,16 @@ def rm(out: Output, what: Sequence[str], dry_run: bool) -> None:
     for folder in folders:
         _refuse_live(folder)
         _refuse_pinned(folder)
-    rows: list[dict[str, Any]] = [
-        {"path": str(folder), "bytes": _bytes(folder), "removed": False} for folder in folders
-    ]
-    out.expect(("path", "bytes", "removed"))
+    rows = [RemovalView(str(folder), _bytes(folder), not dry_run) for folder in folders]
+    out.expect()
     if not dry_run:
-        total = units.size(sum(row["bytes"] for row in rows))
+        total = units.size(sum(row.bytes for row in rows))
         confirm(f"remove {len(rows)} checkpoints ({total})?")
-        for folder, row in zip(folders, rows, strict=True):
+        for folder in folders:
             _remove(folder)
-            row["removed"] = True
     columns = (
         Column("REMOVED", "removed"),
-        Column("SIZE", lambda row: units.size(row["bytes"]), right=True),
+        Column("SIZE", lambda row: units.size(row.bytes), right=True),
         Column("PATH", "path"),
     )
     out.emit(rows, columns, key="path")
@@ -332,19 +353,19 @@ def _with_copies(folders: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
-def _refuse_damaged(rows: Sequence[dict[str, Any]]) -> None:
-    refused = [row for row in rows if row["state"] in ("damaged", "newer")]
+def _refuse_damaged(rows: Sequence[reading.CheckedView]) -> None:
+    refused = [row for row in rows if row.state in ("damaged", "newer")]
     if refused:
         hint = "an earlier one may be whole: hpcdet ckpt verify ID checks them all"
-        if refused[0]["state"] == "newer":
+        if refused[0].state == "newer":
             hint = "use the hpcdet that made it, or a later one"
-        raise IntegrityError(_damage(refused[0]), where=refused[0]["path"], hint=hint)
+        raise IntegrityError(_damage(refused[0]), where=refused[0].path, hint=hint)
 
 
-def _damage(row: dict[str, Any]) -> str:
+def _damage(row: reading.CheckedView) -> str:
     """Return a damaged checkpoint's error and the file in it, without the path and the hint."""
-    said = str(row["error"]).partition("\n  hint: ")[0]
-    return said.removeprefix(row["path"]).lstrip("/: ")
+    said = row.error.partition("\n  hint: ")[0]
+    return said.removeprefix(row.path).lstrip("/: ")
 
 
 def _refuse_live(folder: Path) -> None:

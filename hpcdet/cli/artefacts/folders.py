@@ -10,12 +10,13 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from hpcdet import units
-from hpcdet.cli.frame.bulk import each
+from hpcdet.cli.frame.bulk import ActionView, each
 from hpcdet.cli.frame.ids import called, id_argument, ids_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.progress import busy
@@ -35,6 +36,38 @@ NOT_ARCHIVED = ("secrets.json", "index.sqlite")
 """Secrets are nobody else's, and the index is derived."""
 LEAVE_S = 60.0
 """How long workers are waited for that may have died after all was over."""
+
+
+@dataclass(frozen=True)
+class MoveView:
+    """A folder that was moved or taken over."""
+
+    id: str
+    """The experiment's id now."""
+    path: str
+    """Where it is."""
+    dry_run: bool
+    """True if nothing was done, with ``-n``."""
+    what: str
+    """What was done."""
+
+
+@dataclass(frozen=True)
+class ArchiveView:
+    """An experiment packed into a file."""
+
+    id: str
+    """The experiment's id."""
+    path: str
+    """The file."""
+    bytes: int
+    """Its size."""
+    what: str
+    """What was done."""
+    dry_run: bool
+    """True if nothing was done, with ``-n``."""
+    removed: bool
+    """True if the folder was removed."""
 
 
 def whole(text: str) -> ExperimentPaths:
@@ -109,7 +142,7 @@ def size_of(paths: ExperimentPaths) -> int:
 @click.argument("to", type=click.Path(path_type=Path), required=False)
 @click.option("--here", is_flag=True, help="It lies where it shall be: take it over there.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
-@output("move")
+@output("move", MoveView)
 def move_command(out: Output, id: str, to: Path | None, here: bool, dry_run: bool) -> None:
     """Move an experiment that has ended or is paused: into the folder TO, or to that new path.
 
@@ -127,7 +160,8 @@ def move_command(out: Output, id: str, to: Path | None, here: bool, dry_run: boo
         raise UsageError("say where to: a folder, or --here", where="move")
     paths = whole(id)
     if to is None:
-        out.emit([_take_over(paths, dry_run)], COLUMNS)
+        what = _take_over(paths, dry_run)
+        out.emit([MoveView(paths.id, str(paths.root), dry_run, what)], COLUMNS)
         return
     refuse_live(paths)
     _refuse_shared_scratch(paths)
@@ -138,29 +172,27 @@ def move_command(out: Output, id: str, to: Path | None, here: bool, dry_run: boo
     if not target.parent.is_dir():
         raise UsageError("no such folder", where=str(target.parent))
     what = "would be moved" if dry_run else "moved"
-    item = {"id": target.name, "path": str(target), "dry_run": dry_run, "what": what}
-    out.expect(item)
+    out.expect()
     if not dry_run:
         with busy(f"moving {paths.id}"):
             _move(paths.root, target)
             scratch.follow(ExperimentPaths(target))
             home.settle(ExperimentPaths(target))
-    out.emit([item], COLUMNS)
+    out.emit([MoveView(target.name, str(target), dry_run, what)], COLUMNS)
 
 
-def _take_over(paths: ExperimentPaths, dry_run: bool) -> dict[str, object]:
-    """Make an experiment's present folder its home; return the output row about it."""
-    item = {"id": paths.id, "path": str(paths.root), "dry_run": dry_run}
+def _take_over(paths: ExperimentPaths, dry_run: bool) -> str:
+    """Make an experiment's present folder its home; return what was done."""
     if home.is_here(paths):
-        return {**item, "what": "lives here already"}
+        return "lives here already"
     _refuse_shared_scratch(paths)
     if dry_run:
-        return {**item, "what": "would be taken over"}
+        return "would be taken over"
     scratch.follow(paths)
     home.settle(paths)
     if paths.submissions() and not paths.closed.exists():
         settings().note(f"its former jobs are left alone; to go on: hpcdet resume {called(paths)}")
-    return {**item, "what": "taken over"}
+    return "taken over"
 
 
 def _refuse_shared_scratch(paths: ExperimentPaths) -> None:
@@ -207,7 +239,7 @@ def _move(source: Path, target: Path) -> None:
 @click.option("--out", "target", type=click.Path(path_type=Path), help="The file [ROOT/ID.tar.gz].")
 @click.option("--remove", is_flag=True, help="Remove the folder once the file is complete.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
-@output("archive")
+@output("archive", ArchiveView)
 def archive_command(out: Output, id: str, target: Path | None, remove: bool, dry_run: bool) -> None:
     """Pack an experiment into one file; unpacked under a root, it is valid again.
 
@@ -223,7 +255,7 @@ def archive_command(out: Output, id: str, target: Path | None, remove: bool, dry
         raise UsageError("there is something already", where=str(file))
     if not file.absolute().parent.is_dir():
         raise UsageError("no such folder", where=str(file.absolute().parent))
-    out.expect(("id", "path", "bytes", "what", "dry_run", "removed"))
+    out.expect()
     if not dry_run:
         if remove:
             confirm(f"remove {paths.root} after packing it?")
@@ -233,8 +265,8 @@ def archive_command(out: Output, id: str, target: Path | None, remove: bool, dry
             _remove_both(paths)
     size = 0 if dry_run else file.stat().st_size
     what = "would be packed" if dry_run else f"packed, {units.size(size)}"
-    item = {"id": paths.id, "path": str(file), "bytes": size, "what": what, "dry_run": dry_run}
-    out.emit([{**item, "removed": remove and not dry_run}], COLUMNS)
+    gone = remove and not dry_run
+    out.emit([ArchiveView(paths.id, str(file), size, what, dry_run, gone)], COLUMNS)
 
 
 def _pack(paths: ExperimentPaths, file: Path) -> None:
@@ -281,7 +313,7 @@ def _pack_below(tar: tarfile.TarFile, folder: Path, paths: ExperimentPaths) -> N
 @click.command("rm", short_help="Remove ended experiments.")
 @ids_argument()
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would go.")
-@output("rm")
+@output("rm", ActionView)
 def rm_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
     """Remove experiments that have ended, with their checkpoints, for good.
 

@@ -7,18 +7,40 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hpcdet import errors
 from hpcdet.cli.frame.progress import busy, working
 from hpcdet.errors import HpcdetError
+from hpcdet.read.views.items import OPTIONAL
 
 Row = dict[str, Any]
 
 
-def run(command: str, folders: Sequence[Path], *, first: bool = False) -> list[Row]:
-    """Run ``python -m hpcdet.checkpoint COMMAND``; return each ``path, state, error, digest``.
+@dataclass(frozen=True)
+class CheckedView:
+    """What was found in a checkpoint."""
+
+    error: str
+    """What is wrong; "" for nothing."""
+    digest: str
+    """Digest of the training state; "" if it could not be read."""
+    path: str
+    """Its folder."""
+    state: Literal["valid", "damaged", "newer"]
+    """``newer``: made by a newer hpcdet."""
+    step: int | None = field(default=None, metadata=OPTIONAL)
+    """Batches the trial had trained."""
+    world: int | None = field(default=None, metadata=OPTIONAL)
+    """Number of ranks that saved it."""
+    bytes: int | None = field(default=None, metadata=OPTIONAL)
+    """Size of its files."""
+
+
+def run(command: str, folders: Sequence[Path], *, first: bool = False) -> list[CheckedView]:
+    """Run ``python -m hpcdet.checkpoint COMMAND`` and return what it finds.
 
     Args:
         first: of each trial's checkpoints, none after the first one that is sound.
@@ -27,7 +49,7 @@ def run(command: str, folders: Sequence[Path], *, first: bool = False) -> list[R
         HpcdetError: the process failed.
     """
     flags = ["--first"] if first else []
-    rows: list[Row] = []
+    rows: list[CheckedView] = []
     what = f"reading {len(folders)} checkpoint{'s' if len(folders) > 1 else ''}"
     with working(what) as at:
 
@@ -35,7 +57,7 @@ def run(command: str, folders: Sequence[Path], *, first: bool = False) -> list[R
             if "seen" in row:
                 at((len(rows) + row["seen"] / max(1, row["of"])) / len(folders))
             else:
-                rows.append({"error": "", "digest": "", **row})
+                rows.append(CheckedView(**{"error": "", "digest": "", **row}))
 
         said = _process([command, *flags, *map(str, folders)], heard)
     if len(rows) != len(folders) and not (first and rows):

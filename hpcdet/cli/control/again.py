@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from hpcdet.cli.artefacts import reading
+from hpcdet.cli.frame.bulk import ActionView
 from hpcdet.cli.frame.ids import called, ids_argument
 from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import settings
@@ -58,7 +59,7 @@ _ENDS: dict[str, tuple[Reason, ...]] = {
 @extending.options
 @click.option("--verify", is_flag=True, help="Read the checkpoints first; exit 9 if none is whole.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
-@output("resume")
+@output("resume", ActionView)
 def resume_command(
     out: Output,
     ids: Sequence[str],
@@ -191,21 +192,21 @@ def _verify(
     paths = gathered.paths
     folders = {n: _copies(paths.trial(n), own) for n, own in names.items()}
     every = [folder for own in folders.values() for folder in own]
-    rows = {row["path"]: row for row in reading.run("verify", every, first=True)} if every else {}
+    rows = {row.path: row for row in reading.run("verify", every, first=True)} if every else {}
     said = []
     for number, own_folders in folders.items():
         looked = [rows[str(folder)] for folder in own_folders if str(folder) in rows]
-        damaged = [row for row in looked if row["state"] == "damaged"]
+        damaged = [row for row in looked if row.state == "damaged"]
         for row in damaged:
-            settings().warn(f"{row['path']} is damaged: {row['error']}")
+            settings().warn(f"{row.path} is damaged: {row.error}")
         if damaged and len(damaged) == len(looked):
             raise IntegrityError(
-                f"no whole checkpoint to go on from: {damaged[0]['error']}",
+                f"no whole checkpoint to go on from: {damaged[0].error}",
                 where=f"{gathered.id}/{number}",
                 hint="to begin anew, submit again",
             )
-        whole = [row for row in looked if row["state"] != "damaged"]
-        said += [f"trial {number}: {Path(row['path']).name} is whole" for row in whole[:1]]
+        whole = [row for row in looked if row.state != "damaged"]
+        said += [f"trial {number}: {Path(row.path).name} is whole" for row in whole[:1]]
     return said
 
 
@@ -229,7 +230,7 @@ def _copies(trial: TrialPaths, names: Sequence[str]) -> list[Path]:
     "--exclude-node", "nodes", multiple=True, metavar="NODE", help="Not on it (repeat for more)."
 )
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
-@output("retry")
+@output("retry", ActionView)
 def retry_command(
     out: Output,
     ids: Sequence[str],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from hpcdet.cli.frame.bulk import each
+from hpcdet.cli.frame.bulk import ActionView, each
 from hpcdet.cli.frame.ids import complete
 from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import settings
@@ -27,7 +27,7 @@ from hpcdet.store.folder.layout import ExperimentPaths
 )
 @extending.options
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
-@output("set")
+@output("set", ActionView)
 def set_command(
     out: Output, words: Sequence[str], more_trials: int | None, longer: str | None, dry_run: bool
 ) -> None:

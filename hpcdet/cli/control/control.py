@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hpcdet.cli.frame.bulk import each
+from hpcdet.cli.frame.bulk import ActionView, each
 from hpcdet.cli.frame.ids import ids_argument
 from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import confirm, settings
@@ -43,7 +43,7 @@ def _wait() -> Decorator:
 @click.option("--reason", default="", metavar="TEXT", help="Why; events shows it.")
 @_dry_run()
 @_wait()
-@output("cancel")
+@output("cancel", ActionView)
 def cancel_command(
     out: Output,
     ids: Sequence[str],
@@ -96,7 +96,7 @@ def _is_in(id: str, wanted: Sequence[str]) -> bool:
 @ids_argument()
 @_dry_run()
 @_wait()
-@output("pause")
+@output("pause", ActionView)
 def pause_command(out: Output, ids: Sequence[str], dry_run: bool, wait: bool) -> None:
     """Stop experiments or trials (ID/3) at a checkpoint; ``resume`` goes on from there.
 
@@ -117,7 +117,7 @@ def pause_command(out: Output, ids: Sequence[str], dry_run: bool, wait: bool) ->
 @click.command("hold", short_help="Let what waits in the queue go on waiting.")
 @ids_argument()
 @_dry_run()
-@output("hold")
+@output("hold", ActionView)
 def hold_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
     """Keep the jobs of experiments in the queue, also later ones; what runs goes on.
 
@@ -130,7 +130,7 @@ def hold_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
 @click.command("release", short_help="Let jobs start that were held.")
 @ids_argument()
 @_dry_run()
-@output("release")
+@output("release", ActionView)
 def release_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
     """Let the jobs of experiments start that ``hold`` or ``submit --hold`` kept in the queue.
 
@@ -158,7 +158,7 @@ def _whole(verb: str) -> Look:
 @click.option("--add", multiple=True, metavar="LABEL", help="Add a label (repeat for more).")
 @click.option("--rm", multiple=True, metavar="LABEL", help="Remove a label (repeat for more).")
 @_dry_run()
-@output("tag")
+@output("tag", ActionView)
 def tag_command(
     out: Output, ids: Sequence[str], add: Sequence[str], rm: Sequence[str], dry_run: bool
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from hpcdet.cli.frame.output import Column, Output
 from hpcdet.cli.frame.settings import settings
@@ -13,6 +13,24 @@ from hpcdet.read.lookup import find
 COLUMNS = (Column("ID", "id"), Column("OK", "ok"), Column("WHAT", "what", cut=False))
 
 
+@dataclass(frozen=True)
+class ActionView:
+    """What a verb did to an experiment or trial."""
+
+    id: str
+    """The experiment, trial or attempt."""
+    verb: str
+    """The verb."""
+    ok: bool
+    """True if it worked."""
+    what: str
+    """What was done, or why not."""
+    error: str
+    """The whole error; "" without one."""
+    dry_run: bool
+    """True if nothing was done, with ``-n``."""
+
+
 def each(
     out: Output,
     verb: str,
@@ -20,7 +38,7 @@ def each(
     act: Callable[[find.Reference], str],
     dry_run: bool = False,
 ) -> None:
-    """Act on each; print items ``id, verb, ok, what, error, dry_run``.
+    """Act on each; print an item for each.
 
     Args:
         act: carries out the action and returns what was done.
@@ -29,19 +47,19 @@ def each(
         PartialSuccess: it worked for some only.
         HpcdetError: that of the first one, if it worked for none.
     """
-    out.expect(("id", "verb", "ok", "what", "error", "dry_run"))
-    items: list[dict[str, Any]] = []
+    out.expect()
+    items: list[ActionView] = []
     failed: list[HpcdetError] = []
     for text in ids:
-        item: dict[str, Any] = {"id": text, "verb": verb, "ok": True, "what": "", "error": ""}
+        name = text
         try:
             found = find.reference(text, settings().root)
-            item |= {"id": str(found), "what": act(found)}
+            name = str(found)
+            items.append(ActionView(name, verb, True, act(found), "", dry_run))
         except (HpcdetError, OSError) as caught:
             error = caught if isinstance(caught, HpcdetError) else refused(caught, text)
             failed.append(error)
-            item |= {"ok": False, "what": error.what, "error": str(error)}
-        items.append({**item, "dry_run": dry_run})
+            items.append(ActionView(name, verb, False, error.what, str(error), dry_run))
     if failed and len(failed) == len(ids):
         raise failed[0]
     out.emit(items, COLUMNS)

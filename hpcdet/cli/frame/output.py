@@ -23,7 +23,7 @@ import click
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import UsageError
 from hpcdet.read.lookup.escapes import escaped
-from hpcdet.read.views.items import encode, text
+from hpcdet.read.views.items import encode, keys, text
 from hpcdet.store.folder.records import number
 from hpcdet.store.fs import files
 
@@ -109,16 +109,16 @@ class Output:
                 else:
                     click.echo(self._table(rows, columns), nl=bool(rows) or self.header)
 
-    def expect(self, keys: Iterable[str]) -> None:
+    def expect(self, item: Item | None = None) -> None:
         """Check ``--fields`` before a verb changes anything: exit code 2 means nothing was done.
 
         Args:
-            keys: those of the items that the verb will print.
+            item: to be printed; None: one of the verb's first view.
 
         Raises:
-            UsageError: one of ``--fields`` is not among them.
+            UsageError: one of ``--fields`` is not among its keys.
         """
-        there = list(keys)
+        there = [key for _, key, _ in keys(VIEWS[self.verb][0])] if item is None else list(item)
         unknown = [name for name in self.fields if name not in there]
         if unknown:
             hint = "there are: " + ", ".join(there)

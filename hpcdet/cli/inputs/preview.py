@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,14 @@ def show(
     for warning in warnings:
         settings().warn(warning)
     click.echo("# config")
-    for row in item["config"]:
-        click.echo(f"{row['key']}: {shown(row['value'])}    # {row['origin']}")
-    count, total = len(item["code"]), units.size(item["code_bytes"])
+    for row in item.config:
+        click.echo(f"{row.key}: {shown(row.value)}    # {row.origin}")
+    count, total = len(item.code), units.size(item.code_bytes)
     click.echo(f"\n# code: {count} files, {total}, from {wanted.model_dir}")
-    click.echo(f"\n# script\n{item['script']}")
-    click.echo(f"# command\n{shlex.join(item['argv'])}")
-    if item["verdict"]:
-        click.echo(f"\n# the scheduler says\n{item['verdict']}")
+    click.echo(f"\n# script\n{item.script}")
+    click.echo(f"# command\n{shlex.join(item.argv)}")
+    if item.verdict:
+        click.echo(f"\n# the scheduler says\n{item.verdict}")
 
 
 def script(wanted: SubmitRequest) -> str:
@@ -82,33 +83,79 @@ def _first_submission(wanted: SubmitRequest, waiting: Waiting) -> tuple[Experime
     return ExperimentPaths(wanted.root / name), intent
 
 
-def _item(wanted: SubmitRequest, waiting: Waiting, ask: bool) -> dict[str, Any]:
+@dataclass(frozen=True)
+class KeyView:
+    """A key of the config."""
+
+    key: str
+    """The key, as ``searcher.name``."""
+    value: Any
+    """Its value."""
+    origin: str
+    """Where the value comes from."""
+
+
+@dataclass(frozen=True)
+class PreviewView:
+    """What would be submitted (``-n``)."""
+
+    id: str
+    """What the id would be like."""
+    dry_run: bool
+    """True."""
+    site: str
+    """The site."""
+    site_reason: str
+    """Why it is this site."""
+    config: list[KeyView]
+    """The resolved config."""
+    code: list[str]
+    """Files of the code."""
+    code_bytes: int
+    """Their size."""
+    trials: int
+    """Number of trials that the search may make."""
+    tasks: int
+    """Number of tasks of the first job."""
+    held: bool
+    """True if it would wait for ``hpcdet release``."""
+    after: list[str]
+    """Experiments and jobs that it would wait for."""
+    script: str
+    """The text of the job script."""
+    argv: list[str]
+    """The words of the command that submits it."""
+    verdict: str
+    """What the scheduler says to it; "" if it is not asked."""
+
+
+def _item(wanted: SubmitRequest, waiting: Waiting, ask: bool) -> PreviewView:
     site = wanted.site
     paths, intent = _first_submission(wanted, waiting)
     text = render(wanted.resolved, site, intent, paths)
     entries = wanted.scan()
-    return {
-        "id": paths.id,
-        "dry_run": True,
-        "site": site.name,
-        "site_reason": site.reason,
-        "config": origins(wanted),
-        "code": [entry.path for entry in entries],
-        "code_bytes": sum(entry.bytes for entry in entries),
-        "trials": wanted.resolved.searcher.max_trials,
-        "tasks": intent.tasks,
-        "held": intent.held,
-        "after": [*(other.id for other in waiting.experiments), *intent.after],
-        "script": text,
-        "argv": submission.argv(site, paths.script(1)),
-        "verdict": _verdict(wanted, intent, text) if ask else "",
-    }
+    return PreviewView(
+        paths.id,
+        True,
+        site.name,
+        site.reason,
+        config=origins(wanted),
+        code=[entry.path for entry in entries],
+        code_bytes=sum(entry.bytes for entry in entries),
+        trials=wanted.resolved.searcher.max_trials,
+        tasks=intent.tasks,
+        held=intent.held,
+        after=[*(other.id for other in waiting.experiments), *intent.after],
+        script=text,
+        argv=submission.argv(site, paths.script(1)),
+        verdict=_verdict(wanted, intent, text) if ask else "",
+    )
 
 
-def origins(wanted: SubmitRequest) -> list[dict[str, Any]]:
-    """Return every leaf of the resolved config: ``key, value, origin``."""
+def origins(wanted: SubmitRequest) -> list[KeyView]:
+    """Return every leaf of the resolved config."""
     return [
-        {"key": key, "value": value, "origin": origin_of(wanted.loaded.origins, key)}
+        KeyView(key, value, origin_of(wanted.loaded.origins, key))
         for key, value in loading.walk(wanted.loaded.resolved())
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import click
 
@@ -27,7 +27,26 @@ COLUMNS = (
 )
 
 
-_KEYS = ("id", "of", "events", "ended", "going", "anew", "begins", "path")
+@dataclass(frozen=True)
+class ForkView:
+    """An experiment that goes on with the search of another one."""
+
+    id: str
+    """Its id; "" if nothing was made."""
+    of: str
+    """The other one."""
+    events: int
+    """Events that its search has seen."""
+    ended: int
+    """Trials that have ended."""
+    going: int
+    """Trials that go on from a checkpoint."""
+    anew: int
+    """Trials that begin again."""
+    begins: dict[str, str]
+    """Lengths from which trials go on, by their numbers."""
+    path: str
+    """Its folder; "" if nothing was made."""
 
 
 @click.command("fork", short_help="Go on with a search in a new experiment.")
@@ -48,7 +67,7 @@ _KEYS = ("id", "of", "events", "ended", "going", "anew", "begins", "path")
 @extending.options
 @click.option("--name", help="Instead of the config's name.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would go on, from where.")
-@output("fork")
+@output("fork", ForkView)
 def fork_command(
     out: Output,
     id: str,
@@ -75,22 +94,15 @@ def fork_command(
     changes = {**changing.changes(sets), **further}
     extending.possible(gathered, changes, trials)
     can_run(gathered, changes)
-    out.expect(_KEYS)
+    out.expect()
     made = fork.fork(source, changes, trials, name, dry_run)
     if not dry_run:
         turn_until_somebody_works(made.paths)
     out.emit([_item(made, source.id, dry_run)], COLUMNS, key="of" if dry_run else "id")
 
 
-def _item(made: fork.Forked, of: str, dry: bool) -> dict[str, Any]:
-    """Return the output item; ``id`` and ``path`` are empty if nothing was created."""
-    return {
-        "id": "" if dry else made.paths.id,
-        "of": of,
-        "events": made.events,
-        "ended": len(made.carried),
-        "going": len(made.going),
-        "anew": len(made.anew),
-        "begins": {str(number): str(length) for number, length in made.going.items()},
-        "path": "" if dry else str(made.paths.root),
-    }
+def _item(made: fork.Forked, of: str, dry: bool) -> ForkView:
+    id, path = ("", "") if dry else (made.paths.id, str(made.paths.root))
+    begins = {str(number): str(length) for number, length in made.going.items()}
+    counts = (len(made.carried), len(made.going), len(made.anew))
+    return ForkView(id, of, made.events, *counts, begins, path)

@@ -30,6 +30,7 @@ from hpcdet.read.views.views import StatusView
 from hpcdet.site import from_resolved
 from hpcdet.store.cost.budget import Budget
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import ExperimentState
 
 COLUMNS = (
     Column("ID", "id"),
@@ -39,10 +40,35 @@ COLUMNS = (
     Column("PATH", "path"),
 )
 
-_KEYS = (
-    *("id", "state", "why", "site", "site_reason", "trials", "jobs", "scripts", "argv", "errors"),
-    *("path", "budget"),
-)
+
+@dataclass(frozen=True)
+class SubmitView:
+    """A new experiment."""
+
+    id: str
+    """Its id."""
+    state: ExperimentState
+    """Its state."""
+    why: str
+    """The reason of its state; "" if none is recorded."""
+    site: str
+    """The site."""
+    site_reason: str
+    """Why it is this site."""
+    trials: int
+    """Number of trials made."""
+    jobs: list[str]
+    """The scheduler's ids of its jobs."""
+    scripts: list[str]
+    """Job scripts."""
+    argv: list[list[str]]
+    """The words of the commands that submit them."""
+    errors: list[str]
+    """Why the scheduler refused jobs."""
+    path: str
+    """Its folder."""
+    budget: Budget
+    """Its budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +136,7 @@ class SubmitFlags:
 @click.option("--test/--no-test", default=True, help="Try one batch first [yes].")
 @click.option("-f", "--follow", "--wait", "wait", is_flag=True, help="Stay until it has ended.")
 @click.option("--parsable", is_flag=True, help="The same as -o id.")
-@output("submit")
+@output("submit", SubmitView, preview.PreviewView)
 def submit_command(
     out: Output,
     config_file: Path,
@@ -142,7 +168,7 @@ def submit_command(
     if asked.dry_run:
         preview.show(out, wanted, warnings, waiting, ask=not asked.offline)
         return
-    out.expect(_KEYS)
+    out.expect()
     if asked.test:
         rehearse(wanted)
     paths = create.create(
@@ -211,13 +237,13 @@ def _show(
     item = _item(paths, wanted)
     if prepared:
         settings().note("prepared, not submitted; submit it by hand with:")
-        for argv in item["argv"]:
+        for argv in item.argv:
             settings().note("  " + shlex.join(argv))
     out.emit([item], COLUMNS, warnings=warnings)
-    if item["errors"] and not item["jobs"]:
+    if item.errors and not item.jobs:
         hint = f"the experiment is kept: once repaired, hpcdet resume {called(paths)}"
-        what = f"the scheduler refused: {item['errors'][0]}"
-        raise ConfigError(what, where=item["id"], hint=hint)
+        what = f"the scheduler refused: {item.errors[0]}"
+        raise ConfigError(what, where=item.id, hint=hint)
 
 
 def _follow(
@@ -277,24 +303,24 @@ def _first_turn(crank: CommandCrank) -> Turn:
         raise
 
 
-def _item(paths: ExperimentPaths, wanted: SubmitRequest) -> dict[str, Any]:
+def _item(paths: ExperimentPaths, wanted: SubmitRequest) -> SubmitView:
     status = views.status(paths)
     jobs = views.jobs(paths)
     site = from_resolved(paths.site)
-    return {
-        "id": paths.id,
-        "state": status.state,
-        "why": status.why,
-        "site": site.name,
-        "site_reason": wanted.site.reason,
-        "trials": len(status.trials),
-        "jobs": [job.job for job in jobs if job.job],
-        "scripts": [job.script for job in jobs],
-        "argv": [submission.argv(site, Path(job.script)) for job in jobs],
-        "errors": [job.error for job in jobs if job.error],
-        "path": str(paths.root),
-        "budget": status.spent.budget,
-    }
+    return SubmitView(
+        paths.id,
+        status.state,
+        status.why,
+        site.name,
+        wanted.site.reason,
+        trials=len(status.trials),
+        jobs=[job.job for job in jobs if job.job],
+        scripts=[job.script for job in jobs],
+        argv=[submission.argv(site, Path(job.script)) for job in jobs],
+        errors=[job.error for job in jobs if job.error],
+        path=str(paths.root),
+        budget=status.spent.budget,
+    )
 
 
 def _where_to_look(paths: ExperimentPaths, wanted: SubmitRequest) -> list[str]:

@@ -70,11 +70,11 @@ def show(
             settings().warn(warning)
         if origin:
             for leaf in leaves:
-                click.echo(f"{leaf['key']}: {text(leaf['value'])}    # {leaf['origin']}")
+                click.echo(f"{leaf.key}: {text(leaf.value)}    # {leaf.origin}")
         else:
             click.echo(resolved_config.dump(resolved).decode(), nl=False)
         return
-    items: list[dict[str, Any]] = leaves if origin else [resolved]
+    items: list[Any] = [*leaves] if origin else [resolved]
     out.emit(items, (), key="key" if origin else "name", warnings=warnings)
 
 
@@ -86,15 +86,15 @@ def _experiment(name: str) -> gather.Gathered | None:
         return None
 
 
-def _changed(gathered: gather.Gathered, resolved: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return every leaf of an experiment's config: ``key, value, origin``."""
+def _changed(gathered: gather.Gathered, resolved: dict[str, Any]) -> Iterator[preview.KeyView]:
+    """Yield every leaf of an experiment's config."""
     found = {change.key: change for change in changes.changes(gathered)}
     for key, value in walk(resolved):
         origin = "experiment.yaml"
         if key in found:
             change = found[key]
             origin = f"{change.origin} by {change.user}, was {text(change.was)}"
-        yield {"key": key, "value": value, "origin": origin}
+        yield preview.KeyView(key, value, origin)
 
 
 @config_command.command("get")

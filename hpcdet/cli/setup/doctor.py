@@ -6,7 +6,7 @@ import json
 import secrets
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -49,7 +49,7 @@ WALLTIME_S = 300
     help="With --node: how long to wait for the job [600].",
 )
 @click.option("--strict", is_flag=True, help="Warnings count as failures.")
-@output("doctor")
+@output("doctor", SiteFinding)
 def doctor_command(
     out: Output,
     site_name: str | None,
@@ -79,7 +79,7 @@ def doctor_command(
             if finding.hint and finding.level != "ok":
                 settings().note(f"{finding.where}, {finding.check}: {finding.hint}")
     else:
-        out.emit([asdict(finding) for finding in found], COLUMNS, key="what")
+        out.emit(found, COLUMNS, key="what")
     bad = ("error", "warning") if strict else ("error",)
     wrong = [finding for finding in found if finding.level in bad]
     if wrong:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -104,7 +103,7 @@ def detect(out: Output) -> None:
 
 @site_command.command("check")
 @click.argument("name", required=False)
-@output("site.check")
+@output("site.check", site_checks.SiteFinding)
 def check(out: Output, name: str | None) -> None:
     """Try a site: template, scheduler, partitions, launcher. Exit 4 if something is wrong.
 
@@ -113,7 +112,7 @@ def check(out: Output, name: str | None) -> None:
     """
     chosen = _resolved(settings().site(name))
     findings = site_checks.site_findings(chosen)
-    out.emit([asdict(finding) for finding in findings], FINDINGS, key="what")
+    out.emit(findings, FINDINGS, key="what")
     wrong = [finding for finding in findings if finding.level == "error"]
     if wrong:
         raise ConfigError(wrong[0].what, where=f"site {chosen.name}", hint=wrong[0].hint)

@@ -41,18 +41,18 @@ _LAUNCHERS = {"srun": "srun", "mpirun": "mpirun"}
 
 @dataclass(frozen=True)
 class SiteFinding:
-    """One result of looking at a site or a machine.
-
-    Attributes:
-        check: what was looked at, in a word.
-        where: ``here``, or ``node`` for what a job found.
-    """
+    """One result of looking at a site or a machine."""
 
     level: Literal["ok", "warning", "error"]
+    """How good it is."""
     what: str
+    """What was found."""
     hint: str = ""
+    """What to do; "" for nothing."""
     check: str = "site"
+    """What was looked at, in a word."""
     where: Literal["here", "node"] = "here"
+    """``here``, or ``node`` for what a job found."""
 
 
 def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = True) -> list[str]:

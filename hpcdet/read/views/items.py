@@ -29,18 +29,19 @@ def encode(item: Any) -> Any:
 
 def _leaf(value: object) -> Any:
     found: dict[str, Any] = {}
-    keys = _keys(type(value))  # type: ignore[arg-type]  # any class can be hashed
-    for name, key, optional in keys:
+    known = keys(type(value))  # type: ignore[arg-type]  # any class can be hashed
+    for name, key, optional in known:
         each = getattr(value, name)
         if isinstance(each, ViewPart):
             found |= encode(each)
         elif each is not None or not optional:
             found[key] = encode(each)
-    return found if keys else value
+    return found if known else value
 
 
 @functools.cache
-def _keys(kind: type) -> tuple[tuple[str, str, bool], ...]:
+def keys(kind: type) -> tuple[tuple[str, str, bool], ...]:
+    """Return name, key and whether it is optional of each field of a view; none of a value."""
     known = fields(kind) if is_dataclass(kind) else ()
     return tuple((one.name, one.name.rstrip("_"), "optional" in one.metadata) for one in known)
 
