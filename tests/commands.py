@@ -64,8 +64,11 @@ class Cli:
         ended = main.run([str(word) for word in argv])
         out, err = self.capture.readouterr()
         assert ended == code, f"hpcdet {argv} ended with {ended}, not {code}:\n{out}\n{err}"
-        if out.startswith('{\n  "schema"') and "--fields" not in argv:
-            self._check(json.loads(out))
+        at = 0
+        while out.startswith('{\n  "schema"', at) and "--fields" not in argv:
+            envelope, end = json.JSONDecoder().raw_decode(out, at)
+            self._check(envelope)
+            at = end + 1
         return Ran(ended, out, err)
 
     def _check(self, envelope: dict[str, Any]) -> None:

@@ -1,12 +1,17 @@
-"""Formatting of times and lengths for people; durations and sizes are in ``units``."""
+"""Text for people: times, lengths, folded lines, labelled facts; durations are in ``units``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 from hpcdet.cli.frame.settings import settings
+
+_WHAT = 18
+"""Columns of what a fact is about; its value begins after them."""
 
 
 def when(time: str) -> str:
@@ -25,3 +30,24 @@ def length(value: dict[str, int] | None) -> str:
 def time_of(name: str) -> Callable[[Any], str]:
     """Return a column's function that formats the time in a field as ``when`` does."""
     return lambda item: when(getattr(item, name))
+
+
+def folded(line: str, indent: str) -> str:
+    """Fold a line to the terminal's width; ``indent`` begins all lines but the first."""
+    return _fill(line, "", indent)
+
+
+def facts(known: Iterable[tuple[str, str]]) -> str:
+    """Format facts, pairs of a label and a value, one a line; long paths are not broken."""
+    return "\n".join(_fill(value, f"{what:<{_WHAT - 1}} ", " " * _WHAT) for what, value in known)
+
+
+def _fill(value: str, begin: str, indent: str) -> str:
+    return textwrap.fill(
+        value,
+        max(shutil.get_terminal_size((80, 24)).columns, len(indent) + 20),
+        initial_indent=begin,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from hpcdet import units
-from hpcdet.cli.frame import facts, words
+from hpcdet.cli.frame import words
 from hpcdet.cli.frame.ids import called, id_argument, ids_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
@@ -228,7 +228,7 @@ def _said(items: list[StatusView]) -> list[str]:
 
 def _headline(item: StatusView) -> str:
     name = called(ExperimentPaths(Path(item.path)))
-    lines = (facts.folded(line, "    ") for line in describe.headline(item, name))
+    lines = (words.folded(line, "    ") for line in describe.headline(item, name))
     return escaped("\n".join(lines))
 
 

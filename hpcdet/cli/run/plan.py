@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from hpcdet import units
-from hpcdet.cli.frame import facts
+from hpcdet.cli.frame import words
 from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.inputs.loading import config_argument, request, setting_options
@@ -98,7 +98,7 @@ def plan_command(
         return
     for warning in warnings:
         settings().warn(warning)
-    click.echo(facts.lines(planned.facts(item)))
+    click.echo(words.facts(planned.facts(item)))
     settings().note("nothing was made; hpcdet submit makes it")
 
 

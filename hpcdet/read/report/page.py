@@ -14,8 +14,7 @@ from hpcdet import __version__, units
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.report import curves, fronts, timeline_chart
 from hpcdet.read.report.scale import number, slot_time
-from hpcdet.read.report.steps import steps
-from hpcdet.read.report.uses import uses
+from hpcdet.read.report.steps import steps, use, uses
 from hpcdet.read.views import describe, logs, timeline, views
 from hpcdet.read.views.checkpoints import CheckpointView
 from hpcdet.read.views.costs import SpentView
@@ -203,6 +202,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "short": _short,
     "size": units.size,
     "slot_time": slot_time,
+    "use": use,
 }
 """The template's filters."""
 

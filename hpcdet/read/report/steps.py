@@ -1,10 +1,11 @@
-"""Time of training by phase: one stacked bar per trial, and the ranks that delay others."""
+"""Time of training by phase and rank: bars of trials, ranks that delay others, resource use."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpcdet import units
 from hpcdet.read.experiment import timing
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.report.scale import number
@@ -13,6 +14,18 @@ WIDTH, LEFT, RIGHT, TOP = 960, 56, 20, 4
 LANE = 22
 LANES = 200
 COLOURS = 10
+
+
+RANKS = 200
+USES = {
+    "cpu_cores": "Cores",
+    "rss_bytes": "Memory",
+    "gpu_percent": "GPU, %",
+    "gpu_memory_bytes": "GPU memory",
+    "job_cpu_cores": "Cores of the job",
+    "job_memory_bytes": "Memory of the job",
+}
+"""Resources in the records, and their titles; of what is measured in bytes the peak is shown."""
 
 
 @dataclass(frozen=True)
@@ -112,3 +125,31 @@ def _bar(
         number(wall.samples_per_s),
         [f"{times.share(name):.1%}" for name in names],
     )
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The template's data on resource use: the ranks of each trial's newest attempt."""
+
+    columns: dict[str, str]
+    rows: list[timing.RankTimes]
+    left_out: int
+
+
+def uses(gathered: Gathered) -> Uses | None:
+    """Return the rows of all trials; None if no trial has records of its use."""
+    found: list[timing.RankTimes] = []
+    for trial in gathered.trials:
+        ranks = [row for row in timing.ranks(trial) if row.times.means]
+        newest = max((row.attempt for row in ranks), default=0)
+        found += [row for row in ranks if row.attempt == newest]
+    told = {name for row in found for name in row.times.means}
+    columns = {name: title for name, title in USES.items() if name in told}
+    return Uses(columns, found[:RANKS], max(0, len(found) - RANKS)) if found else None
+
+
+def use(times: timing.Times, name: str) -> str:
+    """Format the use of a resource; "" if it was not measured."""
+    if name.endswith("_bytes"):
+        return units.size(times.peaks[name]) if name in times.peaks else ""
+    return number(round(times.means[name], 2)) if name in times.means else ""

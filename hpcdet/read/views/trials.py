@@ -187,13 +187,7 @@ def compared(gathered: Gathered, stand: Standings | None) -> list[TrialStatusVie
             if (found := series.best_validation(each, by, smaller)) is not None
         }
     return [
-        _trial(
-            gathered,
-            each,
-            best.get(each.number, (None, None)),
-            over,
-            comparison(stand, each.number) if stand else None,
-        )
+        _trial(gathered, each, best.get(each.number, (None, None)), over, stand)
         for each in gathered.trials
     ]
 
@@ -255,7 +249,7 @@ def _trial(
     trial: GatheredTrial,
     best: tuple[Any, int | None],
     over: str,
-    beside: ComparisonView | None,
+    stand: Standings | None,
 ) -> TrialStatusView:
     record, control = trial.record, trial.control
     claims = [a.claim for a in trial.attempts if a.claim is not None]
@@ -280,7 +274,7 @@ def _trial(
         last_checkpoint=_last_checkpoint(trial),
         start=claims[0].at if claims else "",
         end=end.at if end else "",
-        compared=beside,
+        compared=comparison(stand, trial.number) if stand else None,
     )
 
 
