@@ -141,8 +141,10 @@ def _explain(gathered: gather.Gathered, trial: int) -> Iterator[FindingView]:
     for row in item.trials:
         if trial in (0, row.trial):
             yield from _trial(gathered, row)
-            yield from _said(gathered, row)
-            yield from _slow(gathered, row)
+            if (found := gathered.trial(row.trial)) is not None:
+                yield from _said(found, row)
+                for one in timing.findings(found):
+                    yield _finding("slow", row.id, f"slow: {one.finding}", one.next)
             if trial and (said := timeline.decided(gathered).get(trial)):
                 yield _finding("decision", row.id, f"the searcher decided: {said}")
 
@@ -164,11 +166,10 @@ def _rungs(gathered: gather.Gathered) -> Iterator[FindingView]:
     yield _finding("slow", gathered.id, said, next, evidence)
 
 
-def _said(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingView]:
+def _said(trial: gather.GatheredTrial, row: TrialStatusView) -> Iterator[FindingView]:
     """Find warnings in the journal of a trial's newest attempt that did not end it."""
-    found = gathered.trial(row.trial)
-    attempt = found.attempts[-1] if found is not None and found.attempts else None
-    first = {line["kind"]: line for line in reversed(attempt.lines if attempt is not None else ())}
+    lines = trial.attempts[-1].lines if trial.attempts else ()
+    first = {line["kind"]: line for line in reversed(lines)}
     if (line := first.get("unregistered")) is not None:
         said = "what was not registered begins anew with each attempt"
         yield _finding("state", row.id, said, "", line["found"])
@@ -176,13 +177,6 @@ def _said(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingVi
         what = f"not finite since step {line['step']}: {', '.join(line['names'])}"
         cure = "a lower learning rate, clipped gradients; searcher.stopping.nan ends such trials"
         yield _finding("state", row.id, what, cure)
-
-
-def _slow(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingView]:
-    """Find causes of steps that take longer than they need."""
-    found = gathered.trial(row.trial)
-    for one in timing.findings(found) if found is not None else ():
-        yield _finding("slow", row.id, f"slow: {one.finding}", one.next)
 
 
 def _queue(gathered: gather.Gathered, item: StatusView) -> Iterator[FindingView]:
@@ -232,7 +226,7 @@ def _by_hand(gathered: gather.Gathered, script: str) -> str:
         return script
 
 
-def _trial(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingView]:  # noqa: PLR0915 - one finding after the other
+def _trial(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingView]:
     attempts = views.attempts(gathered, row.trial)
     failed = [a for a in attempts if a.reason in ("user_error", "oom", "launch_failed")]
     if row.state == "ERROR" or failed:
@@ -257,16 +251,11 @@ def _trial(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingV
             evidence.append("MPI has to know the site file's launcher: docs/guides/sites.md, Keys")
         next = _after_failure(gathered, row, reason)
         yield _finding("failure", row.id, f"{row.state}: {said}", next, evidence)
-    others = [a for a in attempts if a.reason in _PASSES]
-    if others:
+    if counts := Counter(a.reason for a in attempts if a.reason in _PASSES):
         lost = sum(_redone(a, b) for a, b in itertools.pairwise(attempts))
-        counts: dict[str, int] = {}
-        for attempt in others:
-            counts[attempt.reason] = counts.get(attempt.reason, 0) + 1
         whys = [f"{_WORDS[reason]} ({n} times)" for reason, n in counts.items()]
         whys += [f"promoted ({row.promotions} times)"] if row.promotions else []
-        told = ", ".join(whys)
-        again = f"it began {len(attempts)} times: {told}; {lost} steps again"
+        again = f"it began {len(attempts)} times: {', '.join(whys)}; {lost} steps again"
         yield _finding("restart", row.id, again)
     line = timeline.passed_over(gathered, row.trial) if row.state == "PENDING" else None
     if line is not None and (not attempts or line["t"] > attempts[-1].end):
@@ -283,16 +272,13 @@ def _trial(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingV
         ends = [f"trial {one.trial} at {one.to} {one.unit}" for one in reversed(parents)]
         said = f"it began from {row.origin['checkpoint']} of {describe.begun_from(row)}"
         evidence = [f"its parents: {', '.join(ends)}"] if parents else []
-        yield _finding(
-            "origin", row.id, said, f"hpcdet schedule {_called(gathered, row)}", evidence
-        )
+        next = f"hpcdet schedule {_called(gathered, row)}"
+        yield _finding("origin", row.id, said, next, evidence)
     elif row.parent:
         yield _finding("origin", row.id, f"it began from nothing: {row.parent} had nothing")
-    if row.state == "RUNNING" and attempts:
-        last_heard = attempts[-1].last_heard
-        if last_heard:
-            age = units.duration(seconds(last_heard, ""))
-            yield _finding("progress", row.id, f"at step {row.steps}, last heard {age} ago")
+    if row.state == "RUNNING" and attempts and (heard := attempts[-1].last_heard):
+        age = units.duration(seconds(heard, ""))
+        yield _finding("progress", row.id, f"at step {row.steps}, last heard {age} ago")
 
 
 def _after_failure(gathered: gather.Gathered, row: TrialStatusView, reason: str) -> str:

@@ -21,6 +21,8 @@ class ViewPart:
 OPTIONAL = {"optional": True}
 """Metadata of a field that is left out where it is None."""
 
+_SCALARS = (str, int, float, type(None))
+
 
 def encode(item: Any) -> Any:
     """Return an item as plain data; ``from_`` becomes ``from``."""
@@ -35,7 +37,7 @@ def _leaf(value: object) -> Any:
         if isinstance(each, ViewPart):
             found |= encode(each)
         elif each is not None or not optional:
-            found[key] = encode(each)
+            found[key] = each if isinstance(each, _SCALARS) else encode(each)
     return found if known else value
 
 
