@@ -1,4 +1,4 @@
-"""Views: what the verbs print and the report shows, as plain data.
+"""Views: what the verbs print and the report shows, as frozen dataclasses.
 
 A module belongs here if its result appears in ``-o json``.
 """
