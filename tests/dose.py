@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 
 NAMES: set[str] = set()
 """The variables of all doses; ``conftest`` takes every other one of hpcdet's away."""
@@ -36,3 +37,12 @@ ATTACK_S = float(_of("HPCDET_ATTACK_S", "0"))
 """Seconds for which another user attacks ranks; 0: for one attempt."""
 STRANDED = _of("HPCDET_STRANDED")
 """``all`` cases of stranded experiments, ``real`` ranks, or ``full``: the shipped site, too."""
+DICE_SEED = _of("HPCDET_DICE_SEED")
+"""The seed of ``dice``; another one for each test if empty."""
+
+
+def dice(name: str) -> random.Random:
+    """Random numbers of a test; the seed is printed, and $HPCDET_DICE_SEED sets it."""
+    seed = int(DICE_SEED or random.SystemRandom().randrange(10**6))
+    print(f"{name}: HPCDET_DICE_SEED={seed}")
+    return random.Random(f"{name} {seed}")

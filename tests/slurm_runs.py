@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import itertools
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -290,13 +289,6 @@ def undisturbed(batches: int, trial: int = 1) -> str:
     for step in range(1, batches + 1):
         state = hashlib.sha256(f"{state} {step}".encode()).hexdigest()
     return state
-
-
-def dice(name: str) -> random.Random:
-    """Random numbers of a test; the seed is printed, and $HPCDET_CHAOS_SEED sets it."""
-    seed = int(os.environ.get("HPCDET_CHAOS_SEED") or random.SystemRandom().randrange(10**6))
-    print(f"seed of {name}: {seed}")
-    return random.Random(f"{name} {seed}")
 
 
 @contextlib.contextmanager

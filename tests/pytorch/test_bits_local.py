@@ -5,7 +5,6 @@ Four, because the order in which two ranks add is always the same.
 
 from __future__ import annotations
 
-import random
 import shutil
 import signal
 from collections.abc import Callable, Collection
@@ -23,6 +22,7 @@ from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Control
 from hpcdet.store.trials.standing import checkpoints, latest_checkpoint
 from tests import TESTS, ranks, trees
+from tests.dose import dice
 from tests.experiments import same_bits
 from tests.ranks import Attempt, Result
 
@@ -86,9 +86,7 @@ def to_everything(attempt: Attempt) -> None:
 
 def test_any_interruption_leaves_the_bits(undisturbed: Result, tmp_path: Path) -> None:
     """Told to leave with loader workers, killed without; what was undisturbed had none."""
-    seed = random.SystemRandom().randrange(10**6)
-    print(f"seed {seed}")
-    draw = random.Random(seed)
+    draw = dice("interruption")
     trial = make(tmp_path / "EXP", checkpoint_every_s=0.1)
     # between two steps of the optimizer: gradients of one batch wait for those of the next
     notice = signals(signal.SIGUSR2, 2)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from hpcdet.store.fs import journal
+from tests.dose import dice
 from tests.experiments import parent, processes_of, rank_pids, same_bits, strike, worker_pids
-from tests.slurm_runs import Lab, Run, config, dice, urgent
+from tests.slurm_runs import Lab, Run, config, urgent
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
