@@ -79,13 +79,12 @@ class Context:
         self.first_batch = 0
         self.distributed = DistributedContext.of(session.ranks, session.peers)
         self.train = TrainContext(session)
-        self.preempt = PreemptContext(session, self.train)
+        self.preempt = PreemptContext(session, self.train, self._each_step)
         self.virtual = VirtualContext(session)
         self.checkpoint = CheckpointContext(session, self.train, self.virtual)
         self.searcher = SearcherContext(session, self.train)
         self.profiler = ProfilerContext(self.train, session.profile)
         self.experimental = ExperimentalCoreContext(session)
-        self.preempt.each = self._each_step
         self._left = False
 
     def _each_step(self) -> None:

@@ -12,17 +12,22 @@ from hpcdet.train.comm.agreement import Cause
 class PreemptContext:
     """Asks costs next to nothing: call it after every step, on every rank.
 
+    Args:
+        each_step: called before the ranks agree.
+
     Attributes:
         cause: why to leave, once that is so.
         checkpoint_due: at the last call, a resume checkpoint was due by time.
     """
 
-    def __init__(self, session: Session, train: TrainContext) -> None:
+    def __init__(
+        self, session: Session, train: TrainContext, each_step: Callable[[], None]
+    ) -> None:
         self._session = session
         self._train = train
         self.cause: Cause | None = None
         self.checkpoint_due = False
-        self.each: Callable[[], None] = lambda: None
+        self._each_step = each_step
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
         """Whether to save and leave now: a signal, little time left, or a control.
@@ -32,7 +37,7 @@ class PreemptContext:
         """
         if self.cause is not None:
             return True
-        self.each()
+        self._each_step()
         orders = self._session.coordinator.poll(self._train.units)
         self.cause = orders.leave
         self.checkpoint_due = orders.save
