@@ -16,8 +16,6 @@ from hpcdet.read.report import curves, fronts, timeline_chart
 from hpcdet.read.report.scale import number, slot_time
 from hpcdet.read.report.steps import steps, use, uses
 from hpcdet.read.views import describe, logs, timeline, views
-from hpcdet.read.views.checkpoints import CheckpointView
-from hpcdet.read.views.costs import SpentView
 from hpcdet.read.views.items import shape
 from hpcdet.read.views.spans import KINDS, WELL, spans, totals
 from hpcdet.read.views.trials import AttemptView
@@ -72,13 +70,18 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
     values = {name: [each.get(name) for each in flat.values()] for name in names}
     varied = [name for name in names if len(set(map(repr, values[name]))) > 1]
     decided = timeline.decided(gathered)
+    reasons = Counter(row.reason for row in attempts)
     return {
         "status": status,
         "rows": ROWS,
         "generated": datetime.fromtimestamp(now, UTC).isoformat(),
         "version": __version__,
         "notes": list(_notes(status, attempts)),
-        "numbers": _numbers(status, attempts, checkpoints, sums),
+        "best": describe.best(status),
+        "cost": describe.cost(status.spent, _slot_time),
+        "sums": sums,
+        "reasons": reasons,
+        "failed": sum(n for reason, n in reasons.items() if reason and reason not in _EXPECTED),
         "shares": list(_shares(sums)),
         "steps": steps(gathered),
         "uses": uses(gathered),
@@ -117,54 +120,6 @@ def _notes(status: StatusView, attempts: Sequence[AttemptView]) -> Iterator[str]
         yield f"{loss[0].upper()}{loss[1:]}."
 
 
-def _numbers(
-    status: StatusView,
-    attempts: Sequence[AttemptView],
-    checkpoints: Sequence[CheckpointView],
-    sums: Mapping[str, float],
-) -> list[tuple[str, str, str]]:
-    """Return the figures at the top: (label, value, explanation)."""
-    label, where = describe.best(status)
-    states = Counter(row.state for row in status.trials)
-    reasons = Counter(row.reason for row in attempts)
-    used = sums["starting"] + sums["training"] + sums["lost"]
-    size = sum(row.bytes or 0 for row in checkpoints)
-    useful = f"{100 * sums['training'] / used:.0f} % of it useful" if used else ""
-    return [
-        (
-            f"{label[0].upper()}{label[1:]}",
-            number(status.best.value) if status.best else "none yet",
-            where,
-        ),
-        (
-            "Trials",
-            str(len(status.trials)),
-            ", ".join(f"{count} {state.lower()}" for state, count in sorted(states.items())),
-        ),
-        ("Used", slot_time(used), useful),
-        _budget(status.spent),
-        ("Waited", slot_time(sums["waiting"]), "for allocations"),
-        (
-            "Attempts",
-            str(len(attempts)),
-            f"{reasons['preempted']} preempted, {reasons['walltime']} out of time, "
-            f"{sum(n for r, n in reasons.items() if r and r not in _EXPECTED)} failed",
-        ),
-        ("Checkpoints", str(len(checkpoints)), units.size(size)),
-    ]
-
-
-def _budget(spent: SpentView) -> tuple[str, str, str]:
-    """Return the figure of slot time spent, with the overhead of workers without a trial."""
-
-    def amount(slot_hours: float) -> str:
-        return slot_time(slot_hours * 3600)
-
-    most = spent.budget.slot_hours
-    of = f" of a budget of {number(most)} slot hours" if most is not None else ""
-    return ("Spent", amount(spent.slot_hours), describe.cost(spent, amount) + of)
-
-
 def _shares(sums: Mapping[str, float]) -> Iterator[Share]:
     whole, x = sum(sums.values()), 0.0
     for kind, amount in sums.items():
@@ -181,6 +136,10 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     for key, item in value.items():
         found |= _flat(item, f"{prefix}.{key}" if prefix else str(key))
     return found
+
+
+def _slot_time(slot_hours: float) -> str:
+    return slot_time(slot_hours * 3600)
 
 
 def _short(time: str) -> str:

@@ -113,40 +113,33 @@ def _attempt(attempt: GatheredAttempt) -> Iterator[EventView]:
         yield _event(attempt.end.at, "ended", f"{attempt.end.reason}{error}", *at)
 
 
-def _journal_text(line: Line) -> str:  # noqa: C901, PLR0911 - a case for each kind of line
+_TEXTS = {
+    "first_step": "first step done",
+    "checkpoint": "{name} saved, {bytes} bytes",
+    "checkpoint_staged": "{name} saved on {host}, not on scratch yet",
+    "drain_failed": "{name} not copied from its node: {error}",
+    "checkpoint_failed": "no checkpoint at step {step}: {error}",
+    "checkpoint_skipped": "no time for one more save at step {step}; {instead} counts",
+    "checkpoint_copied": "{name} copied to project storage",
+    "copy_failed": "{name} not copied to project storage: {error}",
+    "not_finite": "{group} after {step} batches: {names} not finite",
+    "unregistered": "no checkpoint would have {found}",
+    "notice": "{signal} heard",
+    "alert": "{level}: {text}",
+}
+"""Texts in the timeline for lines of an attempt's journal, by their kind."""
+
+
+def _journal_text(line: Line) -> str:
     """Return the text in the timeline for a line of an attempt's journal; "" if none."""
-    match line["kind"]:
-        case "start" if line.get("checkpoint"):
-            ranks = "1 rank goes" if line["world"] == 1 else f"{line['world']} ranks go"
-            return f"{ranks} on from {line['checkpoint']}"
-        case "start":
-            return "1 rank begins" if line["world"] == 1 else f"{line['world']} ranks begin"
-        case "first_step":
-            return "first step done"
-        case "checkpoint":
-            return f"{line['name']} saved, {line['bytes']} bytes"
-        case "checkpoint_staged":
-            return f"{line['name']} saved on {line['host']}, not on scratch yet"
-        case "drain_failed":
-            return f"{line['name']} not copied from its node: {line['error']}"
-        case "checkpoint_failed":
-            return f"no checkpoint at step {line['step']}: {line['error']}"
-        case "checkpoint_skipped":
-            return f"no time for one more save at step {line['step']}; {line['instead']} counts"
-        case "checkpoint_copied":
-            return f"{line['name']} copied to project storage"
-        case "copy_failed":
-            return f"{line['name']} not copied to project storage: {line['error']}"
-        case "not_finite":
-            names = ", ".join(line["names"])
-            return f"{line['group']} after {line['step']} batches: {names} not finite"
-        case "unregistered":
-            return f"no checkpoint would have {'; '.join(line['found'])}"
-        case "notice":
-            return f"{line['signal']} heard"
-        case "alert":
-            return f"{line['level']}: {line['text']}"
-    return ""
+    if line["kind"] == "start":
+        one, going = line["world"] == 1, line.get("checkpoint")
+        ranks = "1 rank" if one else f"{line['world']} ranks"
+        if going:
+            return f"{ranks} {'goes' if one else 'go'} on from {going}"
+        return f"{ranks} {'begins' if one else 'begin'}"
+    lists = {"names": ", ".join(line.get("names", ())), "found": "; ".join(line.get("found", ()))}
+    return _TEXTS.get(line["kind"], "").format_map(line | lists)
 
 
 def _decisions(gathered: Gathered) -> Iterator[EventView]:
