@@ -22,8 +22,8 @@ import pytest
 
 from hpcdet.search.registry import searcher
 from hpcdet.sim.cluster import Cluster
-from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
+from hpcdet.sim.turns import Reports
 from hpcdet.sim.waits import QueueWait
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.records import Claim, End, Submitted, WorkerClaim

@@ -19,10 +19,10 @@ from typing import Any
 
 from benchmarks.search.rules import RULES, Ladder
 from hpcdet.sim.cluster import Cluster
-from hpcdet.sim.course import Course
-from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
+from hpcdet.sim.outcome import Course
 from hpcdet.sim.surrogate import Curves
+from hpcdet.sim.turns import Reports
 from hpcdet.sim.waits import QueueWait
 
 R = 256

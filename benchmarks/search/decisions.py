@@ -16,9 +16,9 @@ from benchmarks.search import peers
 from benchmarks.search.rules import RULES, Ladder, Stopping
 from hpcdet.search.api import events
 from hpcdet.sim.cluster import Cluster
-from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves
+from hpcdet.sim.turns import Reports
 from hpcdet.units import Length
 
 OURS = tuple(name for name in RULES if name.startswith("hpcdet"))

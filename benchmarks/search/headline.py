@@ -32,9 +32,9 @@ from benchmarks.search.rules import Ladder, ours
 from benchmarks.search.sampled import WORST, sampled, tpe
 from hpcdet.search.api import events
 from hpcdet.sim.cluster import Cluster
-from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves
+from hpcdet.sim.turns import Reports
 from hpcdet.space.space import Space
 
 ETA = 4

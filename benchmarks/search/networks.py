@@ -27,8 +27,8 @@ from sklearn.preprocessing import StandardScaler
 from benchmarks.search.rules import RULES, Ladder
 from benchmarks.search.sampled import WORST, sampled, tpe
 from hpcdet.sim.cluster import Cluster
-from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
+from hpcdet.sim.turns import Reports
 
 warnings.filterwarnings("ignore")
 EPOCHS, ETA = 27, 3

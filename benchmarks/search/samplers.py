@@ -22,9 +22,9 @@ from benchmarks.search.rules import Ladder, ours
 from benchmarks.search.sampled import sampled, tpe
 from hpcdet.search.api import events
 from hpcdet.sim.cluster import Cluster
-from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import DIMENSIONS, Curves, curves
+from hpcdet.sim.turns import Reports
 from hpcdet.sim.waits import QueueWait
 
 FULL, ETA, RUNGS = 81, 3, 4

@@ -18,9 +18,9 @@ from hpcdet.search.api import events
 from hpcdet.search.halving.halving import NEWEST
 from hpcdet.search.registry import searcher
 from hpcdet.sim.cluster import Cluster
-from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves
+from hpcdet.sim.turns import Reports
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import resolve
 

@@ -28,9 +28,9 @@ from benchmarks.search import tables
 from benchmarks.search.rules import METRIC, Ladder, ours
 from hpcdet.search.api import events
 from hpcdet.sim.cluster import Cluster
-from hpcdet.sim.course import Course
-from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
+from hpcdet.sim.outcome import Course
+from hpcdet.sim.turns import Reports
 from hpcdet.units import Length
 
 ETA, RUNGS = 3, 4

@@ -23,7 +23,7 @@ from hpcdet.control.turn import controller
 from hpcdet.errors import HpcdetError, StillPending, Unavailable, UsageError
 from hpcdet.jobs.script import searcher_script as rendering
 from hpcdet.schedulers.common.base import Job, Scheduler, SubmissionRefused, TaskState
-from hpcdet.schedulers.opening import open_scheduler
+from hpcdet.schedulers.open_backend import open_scheduler
 from hpcdet.site import Site, from_resolved
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths

@@ -25,8 +25,8 @@ from pathlib import Path
 from hpcdet.errors import HpcdetError, StillPending, Unavailable
 from hpcdet.jobs.script import launch, render, submission
 from hpcdet.schedulers.common.base import Job, Scheduler, Submission, SubmissionRefused, Task
-from hpcdet.schedulers.opening import open_scheduler
-from hpcdet.site import Site, loading
+from hpcdet.schedulers.open_backend import open_scheduler
+from hpcdet.site import Site, load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -106,7 +106,7 @@ def run(
     python = experiment.environment.python or site.python or sys.executable
     command = [python, "-Pm", "hpcdet.jobs.one_shot_job", str(place), *argv]
     text = render.render(experiment, once, intent, paths, command=command)
-    files.write_once(paths.site, loading.dump(once))
+    files.write_once(paths.site, load_site.dump(once))
     wanted = {"environment": dataclasses.asdict(experiment.environment)}
     files.write_once(place / _VARIABLES, resolved_config.dump(wanted))
     script = paths.script(1)

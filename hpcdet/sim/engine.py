@@ -21,9 +21,9 @@ from hpcdet.search.api import events
 from hpcdet.sim.actors import Luck, SimulatedTrial, SimulatedWorker
 from hpcdet.sim.array import JobArray
 from hpcdet.sim.cluster import Cluster
-from hpcdet.sim.course import Course, Moment
-from hpcdet.sim.crank import Reports, SimulatedCrank
+from hpcdet.sim.outcome import Course, Moment
 from hpcdet.sim.surrogate import Workload
+from hpcdet.sim.turns import Reports, SimulatedCrank
 from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length
 

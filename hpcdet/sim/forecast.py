@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdet.sim.course import Course
+from hpcdet.sim.outcome import Course
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from hpcdet.errors import ConfigError
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
-from hpcdet.site.loading import from_resolved
+from hpcdet.site.load_site import from_resolved
 from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
 from hpcdet.store.folder.records import Closed, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from hpcdet.site.loading import from_resolved
+from hpcdet.site.load_site import from_resolved
 from hpcdet.store.decisions import lease
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, End, Final, WorkerClaim, WorkerEnd

@@ -18,7 +18,7 @@ from hpcdet.errors import HpcdetError
 from hpcdet.jobs.script.launch import Allocation, Launch, launch
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
-from hpcdet.site.loading import from_resolved
+from hpcdet.site.load_site import from_resolved
 from hpcdet.store.config import overrides, resolved_config
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.spending import Spending

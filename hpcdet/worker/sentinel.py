@@ -17,7 +17,7 @@ from hpcdet.control.turn.controller import Turn
 from hpcdet.control.upkeep import accounting
 from hpcdet.control.upkeep.notify import run_hook
 from hpcdet.errors import ConfigError
-from hpcdet.site.loading import from_resolved
+from hpcdet.site.load_site import from_resolved
 from hpcdet.site.models import SiteCapabilities
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.layout import ExperimentPaths

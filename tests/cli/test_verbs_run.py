@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from hpcdet.checkpoint import save
-from hpcdet.cli.request import asking
+from hpcdet.cli.request import send_commands
 from hpcdet.cli.run import preflight
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.read.lookup import find
@@ -314,7 +314,7 @@ def test_note_and_limit_are_layers_and_the_id_alone_is_parsable(lab: Lab) -> Non
 def test_cancel_ends_what_only_waits_in_the_queue(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "_SEE_OFF_S", 120)
+    monkeypatch.setattr(send_commands, "_SEE_OFF_S", 120)
     argv = ["--site", lab.site, "--no-test", "--hold", "--parsable"]
     for died in (False, True):
         name = lab.cli("submit", lab.config(), *argv).out.strip()

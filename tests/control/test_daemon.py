@@ -21,7 +21,7 @@ from hpcdet.errors import StillPending, UsageError
 from hpcdet.jobs.create import create
 from hpcdet.read.experiment import states
 from hpcdet.read.experiment.gather import gather
-from hpcdet.site import loading
+from hpcdet.site import load_site
 from hpcdet.store.decisions import lease
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed
@@ -113,7 +113,7 @@ def test_a_process_that_has_the_number_of_a_daemon_is_none(
     os.utime(beat, (old, old))
     assert daemon.status(paths)["held"] is False
     assert daemon.stop(paths) is False
-    files.replace(paths.site, loading.dump(local_site(lease_ttl_s=2 * daemon.FRESH_S)))
+    files.replace(paths.site, load_site.dump(local_site(lease_ttl_s=2 * daemon.FRESH_S)))
     assert daemon.status(paths)["held"] is True, "a beat may be so old then"
     os.utime(beat, (0, 0))
     daemon_registry.Daemon(os.getpid(), 1).write_once(paths.daemon(host))

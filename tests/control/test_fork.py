@@ -18,7 +18,7 @@ from hpcdet.control.turn.controller import advance
 from hpcdet.errors import Unavailable, UsageError
 from hpcdet.search import registry
 from hpcdet.search.api import codec, events
-from hpcdet.site import loading
+from hpcdet.site import load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import INHERITED, ExperimentPaths
@@ -54,7 +54,7 @@ def searching(root: Path, **changes: Any) -> World:
     files.make_folder(paths.code)
     (paths.code / "train.py").write_text("print('hello')\n")
     files.write_once(paths.provenance, b"{}\n")
-    files.write_once(paths.site, loading.dump(world.site))
+    files.write_once(paths.site, load_site.dump(world.site))
     files.write_once(paths.config, resolved_config.dump(world.resolved.raw))
     return world
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control.fleet import fruitless
+from hpcdet.control.fleet import failed_submissions
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import Turn, advance
@@ -127,19 +127,19 @@ def test_three_launches_that_fail_in_a_row_are_a_matter_for_a_person(tmp_path: P
     world = make(tmp_path)
     holder = world.holder()
     advance(world.paths, holder)
-    for job in range(1, fruitless.LAUNCHES + 1):
+    for job in range(1, failed_submissions.LAUNCHES + 1):
         fail_to_launch(world, str(job))
         turns(world, holder, 4)
         if job == 2:  # another process takes over, and counts on
             holder.close()
             holder = world.holder()
-    assert len(world.scheduler.jobs) == fruitless.LAUNCHES and not world.scheduler.live
+    assert len(world.scheduler.jobs) == failed_submissions.LAUNCHES and not world.scheduler.live
     state, why = states.experiment_state(gather.gather(world.paths))
     assert state == "PAUSED" and HELD in why and "n7" in why and "administrators" in why
     commands.ask(world.paths, "resume")
     turns(world, holder, 2)
-    assert world.scheduler.live == [(str(fruitless.LAUNCHES + 1), 0)]
-    intent = Intent.read(world.paths.intent(fruitless.LAUNCHES + 1))
+    assert world.scheduler.live == [(str(failed_submissions.LAUNCHES + 1), 0)]
+    intent = Intent.read(world.paths.intent(failed_submissions.LAUNCHES + 1))
     assert intent is not None and intent.exclude == []  # somebody has looked after the node
 
 
@@ -153,7 +153,7 @@ def test_tasks_that_are_canceled_at_their_launch_are_sent_elsewhere_three_times(
     holder = world.holder()
     advance(world.paths, holder)
     excluded = []
-    for job in range(1, fruitless.LAUNCHES + 1):
+    for job in range(1, failed_submissions.LAUNCHES + 1):
         if granted:
             world.scheduler.granted[str(job)] = (f"n{job}",)
         world.scheduler.cancel(str(job))
@@ -167,7 +167,7 @@ def test_tasks_that_are_canceled_at_their_launch_are_sent_elsewhere_three_times(
         holder = world.holder()
     state, why = states.experiment_state(gather.gather(world.paths))
     if not granted:
-        assert excluded == [[]] * fruitless.LAUNCHES and state == "PENDING"
+        assert excluded == [[]] * failed_submissions.LAUNCHES and state == "PENDING"
         return
     assert excluded == [["n1"], ["n1", "n2"], None]
     assert state == "PAUSED" and "could not be launched on n1, n2, n3" in why, why
@@ -245,7 +245,7 @@ def test_a_launch_that_fails_now_and_then_is_no_matter_for_anybody(tmp_path: Pat
     world = make(tmp_path)
     play, holder = world.play(), world.holder()
     advance(world.paths, holder)
-    for job in range(1, 2 * fruitless.LAUNCHES, 2):
+    for job in range(1, 2 * failed_submissions.LAUNCHES, 2):
         fail_to_launch(world, str(job))
         turns(world, holder, 4)
         worker = play.start(str(job + 1))

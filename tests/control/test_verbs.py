@@ -12,7 +12,7 @@ import pytest
 
 from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.cli.control import change
-from hpcdet.cli.request import asking, extending
+from hpcdet.cli.request import extending, send_commands
 from hpcdet.config.load import changing
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
@@ -510,11 +510,11 @@ def test_who_resumes_turns_until_those_that_were_killed_have_been_replaced(
         world.clock.now += 11
 
     monkeypatch.setattr(Holder, "open", lambda _, kind, **__: world.holder(kind))
-    monkeypatch.setattr(asking.follow, "pause", pause)
-    monkeypatch.setattr(asking.time, "monotonic", world.clock)
+    monkeypatch.setattr(send_commands.follow, "pause", pause)
+    monkeypatch.setattr(send_commands.time, "monotonic", world.clock)
     commands.ask(world.paths, "resume")
     with click.Context(click.Command("resume")):
-        asking.turn_until_somebody_works(world.paths)
+        send_commands.turn_until_somebody_works(world.paths)
     assert len(world.scheduler.jobs) == 2
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.errors import ConfigError
-from hpcdet.site import Site, places
+from hpcdet.site import Site, folders
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import journal
 from hpcdet.store.trials.standing import latest_checkpoint
@@ -114,15 +114,15 @@ def test_without_project_storage_nothing_changes(lab: Lab, monkeypatch: pytest.M
     def site(**paths: Any) -> Site:
         return x.local_site(paths=paths)
 
-    assert places.experiments(site(**both)) == lab.project / "hpcdet-experiments"
-    assert places.scratch(site(**both), lab.project / "mine") == lab.scratch / "hpcdet-experiments"
+    assert folders.experiments(site(**both)) == lab.project / "hpcdet-experiments"
+    assert folders.scratch(site(**both), lab.project / "mine") == lab.scratch / "hpcdet-experiments"
     for alone in (
         site(scratch=str(lab.scratch)),
         site(project=str(lab.project)),
         site(**both, root=str(lab.project / "here")),
     ):
-        assert places.scratch(alone, places.experiments(alone) or Path()) is None
-    assert places.scratch(site(**both), lab.folder / "elsewhere") is None
+        assert folders.scratch(alone, folders.experiments(alone) or Path()) is None
+    assert folders.scratch(site(**both), lab.folder / "elsewhere") is None
 
     lab.scratch.chmod(0o777)
     with pytest.raises(ConfigError, match="everybody"):

@@ -16,11 +16,11 @@ from hpcdet.search.api import events
 from hpcdet.search.halving.rung_rules import RULES
 from hpcdet.search.registry import searcher
 from hpcdet.sim.cluster import Cluster
-from hpcdet.sim.course import Course
-from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.forecast import Forecast
+from hpcdet.sim.outcome import Course
 from hpcdet.sim.surrogate import Curves
+from hpcdet.sim.turns import Reports
 from hpcdet.sim.waits import QueueWait
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.units import Length

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcdet.schedulers.slurm import facts
-from hpcdet.site import Site, from_resolved, load, loading
+from hpcdet.site import Site, from_resolved, load, load_site
 from hpcdet.store.fs import files
 from tests.commands import Cli
 from tests.slurm_runs import Lab, hpcdet
@@ -91,7 +91,7 @@ def test_what_the_shipped_file_leaves_open_the_cluster_answers(cluster: Cluster)
     assert said["capabilities.requeue"][0].startswith("asked on 20")
     assert said["capabilities.requeue"][2] == "JobRequeue=1"
     # what nodes read has every answer in it
-    again = loading.dump(site)
+    again = load_site.dump(site)
     Path("site.yaml").touch(mode=0o600)
     files.replace(Path("site.yaml"), again)
     assert from_resolved(Path("site.yaml")).plain() == site.plain()

@@ -8,7 +8,7 @@ import pytest
 
 from hpcdet import site
 from hpcdet.errors import ConfigError, NotFound
-from hpcdet.site import loading
+from hpcdet.site import load_site
 from hpcdet.site.detection import Host
 
 
@@ -213,7 +213,7 @@ def test_the_resolved_file_reads_back_equal_also_from_another_version(
     one = site.load("x")
     assert one.directives == {"time": "12:00:00", "hint": "off", "comment": "1e3"}
     path = tmp_path / "site.yaml"
-    path.write_bytes(loading.dump(one))
+    path.write_bytes(load_site.dump(one))
     assert site.from_resolved(path).plain() == one.plain()
     for place, mode in ((path, 0o666), (tmp_path, 0o777)):
         before = place.stat().st_mode

@@ -16,7 +16,7 @@ import pytest
 from hpcdet.control import daemon
 from hpcdet.control.turn.controller import Turn
 from hpcdet.jobs.script.launch import Allocation
-from hpcdet.site import loading
+from hpcdet.site import load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.decisions import lease, wakeup
 from hpcdet.store.folder.layout import (
@@ -121,7 +121,7 @@ def test_a_worker_waits_for_its_experiment_and_ends_only_when_it_is_closed(
     paths = ExperimentPaths(tmp_path / "late-0001")
     files.make_folder(paths.root)
     site = x.local_site(capabilities=DAEMON)
-    files.write_once(paths.site, loading.dump(site))
+    files.write_once(paths.site, load_site.dump(site))
     # first another config, as a cache may show an old file of that name
     files.write_once(paths.config, b"name: old\n")
     claim = paths.worker(1, 0, 0).claim
@@ -141,7 +141,7 @@ def test_a_worker_waits_for_its_experiment_and_ends_only_when_it_is_closed(
 
 def test_a_worker_that_finds_its_place_taken_leaves(tmp_path: Path, paths: ExperimentPaths) -> None:
     files.write_once(paths.config, resolved_config.dump(x.config()))
-    files.write_once(paths.site, loading.dump(x.local_site()))
+    files.write_once(paths.site, load_site.dump(x.local_site()))
     WorkerClaim("other", "there", 1).write_once(paths.worker(1, 0, 0).claim)
     argv = [sys.executable, "-m", "hpcdet.worker", str(paths.root), "--submission", "1"]
     done = subprocess.run([*argv, "--index", "0"], timeout=x.PATIENCE_S, check=False)
@@ -163,7 +163,7 @@ def test_a_sentinel_tells_only_where_somebody_is_needed_and_nobody_was_sent(
     paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch, turn: Turn, told: bool
 ) -> None:
     """Its time may be over after any turn."""
-    files.write_once(paths.site, loading.dump(x.local_site()))
+    files.write_once(paths.site, load_site.dump(x.local_site()))
     files.write_once(paths.config, resolved_config.dump(x.config()))
     monkeypatch.setattr(sentinel, "turns", lambda *_: iter([turn]))
     assert (sentinel.watch(paths, 1) is not None) == paths.stuck(1).exists() == told
@@ -174,7 +174,7 @@ def test_an_end_is_told_to_whoever_decides(tmp_path: Path, monkeypatch: pytest.M
     paths = ExperimentPaths(tmp_path / "test-0001")
     files.make_folder(paths.root)
     site = x.local_site()
-    files.write_once(paths.site, loading.dump(site))
+    files.write_once(paths.site, load_site.dump(site))
     files.write_once(paths.config, resolved_config.dump(x.config()))
     assert lease.Lease(paths, "daemon", 100).try_acquire()
     with journal.Writer(paths.worker(1, 0, 0).journal) as log:

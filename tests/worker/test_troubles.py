@@ -10,7 +10,7 @@ import pytest
 from hpcdet.control.turn import controller
 from hpcdet.control.turn.controller import Turn
 from hpcdet.jobs.script.launch import Allocation
-from hpcdet.site import loading
+from hpcdet.site import load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import (
     CONFIG,
@@ -92,7 +92,7 @@ def test_a_sentinel_tells_though_the_storage_is_away_for_a_moment(
 ) -> None:
     heard, once = paths.root / "heard", Once(monkeypatch)
     hook = {"command": f'echo "$HPCDET_EVENT" >>{heard}', "on": ["stuck"]}
-    files.write_once(paths.site, loading.dump(x.local_site()))
+    files.write_once(paths.site, load_site.dump(x.local_site()))
     files.write_once(paths.config, resolved_config.dump(x.config(notify=hook)))
     once.refuses(files, "read", lambda path: path.name in (paths.site.name, CONFIG))
     once.refuses(files, "write_once", lambda path: path == paths.stuck(1), done=True)
@@ -132,7 +132,7 @@ def test_storage_that_is_away_while_a_worker_starts_ends_no_task(
 ) -> None:
     """A task that failed would not come back, and perhaps nobody could send another."""
     site = x.local_site(capabilities=DAEMON)
-    files.write_once(paths.site, loading.dump(site))
+    files.write_once(paths.site, load_site.dump(site))
     files.write_once(paths.config, resolved_config.dump(x.config()))
     digest = resolved_config.digest(paths.config)
     open_attempt = attempt(paths, worker(paths), progressed=True)
@@ -201,7 +201,7 @@ def test_a_worker_that_leaves_trials_for_which_nobody_was_sent_ends_with_an_erro
     with journal.Writer(paths.worker(1, 0, 0).journal) as log:
         work = at_work(paths, log, Allocation("job_0", ("n1",), end_at=0.0))
         work.site = x.local_site(capabilities={"requeue": "none"})
-        files.write_once(paths.site, loading.dump(work.site))
+        files.write_once(paths.site, load_site.dump(work.site))
         files.write_once(paths.config, resolved_config.dump(x.config()))
         work.crank = WorkerCrank(paths, work.site, log, work.notices)
         assert work.work() == code

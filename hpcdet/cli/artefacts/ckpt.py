@@ -18,7 +18,7 @@ from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import confirm, settings
 from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.read.experiment import gather, states
-from hpcdet.read.lookup import find, origins
+from hpcdet.read.lookup import find, source_checkpoint
 from hpcdet.read.views import views
 from hpcdet.read.views.checkpoints import CheckpointView
 from hpcdet.store.folder.layout import CHECKPOINT_NAME, TrialPaths
@@ -299,7 +299,8 @@ def _folders(what: Sequence[str]) -> list[Path]:
             continue
         reference = find.reference(text, settings().root)
         rows = views.checkpoints(reference.paths, reference.trial)
-        complete = [Path(copy) for row in rows if row.state in origins.THERE for copy in row.copies]
+        there = [row for row in rows if row.state in source_checkpoint.THERE]
+        complete = [Path(copy) for row in there for copy in row.copies]
         if not complete:
             raise NotFound("it has no complete checkpoint", where=str(reference))
         found.extend(complete)
@@ -317,12 +318,13 @@ def _one(what: str, step: str | None, which: str) -> Path:
     trial = reference.trial
     if not trial and not any_trial:
         trial = find.trial(what, settings().root).number
-    rows = [row for row in views.checkpoints(gathered, trial) if row.state in origins.THERE]
+    listed = views.checkpoints(gathered, trial)
+    rows = [row for row in listed if row.state in source_checkpoint.THERE]
     if not rows:
         raise NotFound("it has no complete checkpoint", where=str(reference))
     if any_trial:
-        return Path(origins.best(rows, gathered, str(reference)).path)
-    name = origins.checkpoint(gathered, trial, step) if step else rows[-1].name
+        return Path(source_checkpoint.best(rows, gathered, str(reference)).path)
+    name = source_checkpoint.checkpoint(gathered, trial, step) if step else rows[-1].name
     return next(Path(row.path) for row in rows if row.name == name)
 
 

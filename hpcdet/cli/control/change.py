@@ -11,8 +11,8 @@ from hpcdet.cli.frame.ids import complete
 from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.request import extending
-from hpcdet.cli.request.asking import can_run, turn_until_somebody_works
-from hpcdet.cli.request.crank import CommandCrank
+from hpcdet.cli.request.send_commands import can_run, turn_until_somebody_works
+from hpcdet.cli.request.take_turn import CommandCrank
 from hpcdet.config.load import changing
 from hpcdet.control.requests import commands
 from hpcdet.errors import HpcdetError, UsageError

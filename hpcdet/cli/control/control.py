@@ -13,7 +13,7 @@ from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import confirm, settings
 from hpcdet.cli.observe import follow
 from hpcdet.cli.observe.observe import STATES
-from hpcdet.cli.request.asking import Look, Wish, ask_each, state_of, wrong_state
+from hpcdet.cli.request.send_commands import Look, Wish, ask_each, state_of, wrong_state
 from hpcdet.control.requests import commands
 from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read.experiment import gather, states

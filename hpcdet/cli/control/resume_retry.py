@@ -15,11 +15,11 @@ from hpcdet.cli.frame.ids import called, ids_argument
 from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.request import extending
-from hpcdet.cli.request.asking import Wish, ask_each, can_run, state_of, wrong_state
+from hpcdet.cli.request.send_commands import Wish, ask_each, can_run, state_of, wrong_state
 from hpcdet.config.load import changing
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.read.experiment import changes, gather, states
-from hpcdet.read.lookup import find, origins
+from hpcdet.read.lookup import find, source_checkpoint
 from hpcdet.read.views import checkpoints
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
@@ -108,7 +108,8 @@ def resume_command(
             says += changes.assigned(wanted)
         if from_:
             number = found.trial or _only_trial(found, gathered)
-            arguments |= {"from": origins.checkpoint(gathered, number, from_), "from_trial": number}
+            name = source_checkpoint.checkpoint(gathered, number, from_)
+            arguments |= {"from": name, "from_trial": number}
             says.append(f"trial {number} from {arguments['from']}")
         if verify:
             says += _verify(found, gathered, arguments)

@@ -62,9 +62,9 @@ class Settings:
         """Return the folder for experiments at a site: ``-C``, ``$HPCDET_ROOT`` or the site's."""
         if self.given_root or os.environ.get("HPCDET_ROOT"):
             return self.given_root or home.root()
-        from hpcdet.site import places
+        from hpcdet.site import folders
 
-        return places.experiments(site) or home.root()
+        return folders.experiments(site) or home.root()
 
     @property
     def live(self) -> bool:

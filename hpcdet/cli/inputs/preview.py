@@ -13,7 +13,7 @@ import click
 from hpcdet import units
 from hpcdet.cli.frame.output import Column, Output
 from hpcdet.cli.frame.settings import settings
-from hpcdet.cli.inputs.loading import SubmitRequest
+from hpcdet.cli.inputs.load_request import SubmitRequest
 from hpcdet.cli.inputs.waiting import Waiting
 from hpcdet.control.fleet import worker_count
 from hpcdet.errors import HpcdetError
@@ -22,8 +22,8 @@ from hpcdet.jobs.script import lanes, submission
 from hpcdet.jobs.script.render import render
 from hpcdet.read.views.items import text as shown
 from hpcdet.schedulers.common.base import Submission, SubmissionRefused
-from hpcdet.schedulers.opening import open_scheduler
-from hpcdet.site import loading
+from hpcdet.schedulers.open_backend import open_scheduler
+from hpcdet.site import load_site
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
 
@@ -156,7 +156,7 @@ def origins(wanted: SubmitRequest) -> list[KeyView]:
     """Return every leaf of the resolved config."""
     return [
         KeyView(key, value, origin_of(wanted.loaded.origins, key))
-        for key, value in loading.walk(wanted.loaded.resolved())
+        for key, value in load_site.walk(wanted.loaded.resolved())
     ]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdet.cli.frame.settings import settings
-from hpcdet.cli.inputs.loading import SubmitRequest
+from hpcdet.cli.inputs.load_request import SubmitRequest
 from hpcdet.control.requests import commands
 from hpcdet.errors import ConfigError, NotFound, UsageError
 from hpcdet.read.lookup import find

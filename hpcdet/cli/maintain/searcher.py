@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from hpcdet.cli.frame import words
+from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.ids import called, id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.progress import working
@@ -33,7 +33,7 @@ TAKEN = (
     Column("N", "n", right=True),
     Column("TRIAL", "trial", right=True),
     Column("WHAT", "what", cut=False),
-    Column("LENGTH", lambda row: words.length(row.get("length") or row.get("until"))),
+    Column("LENGTH", lambda row: text_format.length(row.get("length") or row.get("until"))),
     Column("SAYS", lambda row: row["why"] or row.get("metrics"), fold=True),
 )
 VERIFIED = (

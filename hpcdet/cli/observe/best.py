@@ -11,7 +11,7 @@ import click
 from hpcdet.cli.frame.ids import ids_argument, references
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
-from hpcdet.cli.observe import standing
+from hpcdet.cli.observe import trial_table
 from hpcdet.read.views import describe, views
 from hpcdet.read.views.trials import BestView, LastCheckpointView, RankedView
 from hpcdet.read.views.views import StatusView
@@ -57,7 +57,7 @@ def best_command(out: Output, ids: Sequence[str]) -> None:
     for reference in references(ids):
         status = views.status(reference.paths)
         items += (found := list(_found(status)))
-        columns |= {one.title: one for one in standing.values(status, lambda row: row)}
+        columns |= {one.title: one for one in trial_table.values(status, lambda row: row)}
         if not found:
             _, why = describe.best(status)
             settings().note(why if status.nearest else f"{status.id}: {why}")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hpcdet import units
-from hpcdet.cli.frame import words
+from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.ids import ids_argument, references
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
@@ -122,7 +122,7 @@ def _beyond(items: list[EfficiencyView]) -> list[str]:
         for key in ("trained_batches", "beyond_batches", "beyond_s", "waited_s"):
             whole[key] += getattr(item, key)
     return [
-        words.folded(
+        text_format.folded(
             f"{id}: {one['beyond_batches']} of {one['trained_batches']} batches were trained "
             f"beyond rungs while decisions travelled, in {units.duration(one['beyond_s'])}; "
             f"trials waited at rungs for {units.duration(one['waited_s'])}",
@@ -139,5 +139,5 @@ def _lines(item: EfficiencyView) -> list[str]:
     for one in item.suggestions:
         what = f"{one.key}: {one.value}" if one.key else one.value
         said = f"{item.id}: {one.why}{f'; try {what}' if what else ''}"
-        lines.append(words.folded(said, "  "))
+        lines.append(text_format.folded(said, "  "))
     return lines

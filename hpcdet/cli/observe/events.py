@@ -7,7 +7,7 @@ from datetime import datetime
 import click
 
 from hpcdet import units
-from hpcdet.cli.frame import words
+from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.ids import called, id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
@@ -20,7 +20,7 @@ from hpcdet.read.views.timeline import EventView
 from hpcdet.store.fs import files
 
 COLUMNS = (
-    Column("TIME", words.time_of("time"), cut=False),
+    Column("TIME", text_format.time_of("time"), cut=False),
     Column("TRIAL", lambda e: f"{e.trial or ''}" + (f".{e.attempt}" if e.attempt else "")),
     Column("KIND", "kind"),
     Column("WHAT", "text", fold=True),
@@ -102,7 +102,7 @@ def _gantt(gathered: gather.Gathered, trial: int, attempt: int, width: int = 80)
         return min(columns - 1, int(share * columns))
 
     saved = [event for event in views.events(gathered, trial) if event.kind == "checkpoint"]
-    lines = [f"{words.when(first)} to {words.when(last)}, {units.duration(whole)}"]
+    lines = [f"{text_format.when(first)} to {text_format.when(last)}, {units.duration(whole)}"]
     before: dict[int, str] = {}
     for row, label, reason in zip(rows, labels, reasons, strict=True):
         cells = [" "] * columns

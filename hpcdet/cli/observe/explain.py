@@ -14,7 +14,7 @@ from typing import Literal
 import click
 
 from hpcdet import units
-from hpcdet.cli.frame import words
+from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.ids import called, id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
@@ -100,7 +100,7 @@ def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
         many = "trials" if others > 1 else "trial"
         more = f" (and {others} more {many} likewise)" if others else ""
         what = f"{finding.about}: {finding.finding}{more}"
-        click.echo(escaped(words.folded(what, "  ")))
+        click.echo(escaped(text_format.folded(what, "  ")))
         for line in finding.evidence:
             click.echo(escaped(f"    {line}"))
         if finding.next:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
-from hpcdet.cli.frame import words
+from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.ids import called, id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
@@ -216,6 +216,6 @@ def _print(
     for line in lines:
         rank = "launcher" if line.rank == logs.LAUNCHER else f"r{line.rank}"
         prefix = f"[{line.trial}.{line.attempt} {rank}] " if several or out.format == "wide" else ""
-        stamp = f"{words.when(line.time) or '-':19} " if timestamps else ""
+        stamp = f"{text_format.when(line.time) or '-':19} " if timestamps else ""
         click.echo(stamp + prefix + line.text)
     return len(lines)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hpcdet import units
-from hpcdet.cli.frame import words
+from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.ids import ids_argument, references
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
@@ -61,7 +61,7 @@ COLUMNS = (
     Column("STEP", "step", right=True),
     Column("NAME", "name"),
     Column("VALUE", "value", right=True),
-    Column("TIME", words.time_of("time"), cut=False),
+    Column("TIME", text_format.time_of("time"), cut=False),
     Column("ATTEMPT", "attempt", wide=True, right=True),
     Column("SUPERSEDED", "superseded", wide=True),
 )

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import click
 
 from hpcdet import units
-from hpcdet.cli.frame import words
+from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.ids import called, id_argument, ids_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
-from hpcdet.cli.observe import follow, standing
+from hpcdet.cli.observe import follow, trial_table
 from hpcdet.errors import Unsuccessful, UsageError
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Memory
@@ -80,14 +80,14 @@ def ls_command(
     if sort:
         rows = _sorted(rows, sort)[:limit]
     empty = f"no {'trials' if trials else 'experiments'} in {settings().root}"
-    out.emit(rows, standing.LS_TRIALS if trials else LS, warnings=warnings, empty=empty)
+    out.emit(rows, trial_table.LS_TRIALS if trials else LS, warnings=warnings, empty=empty)
 
 
 LS = (
     Column("ID", "id"),
     Column("STATE", "state", cut=False),
     Column("TRIALS", lambda row: f"{row.done}/{row.trials}", right=True),
-    Column("CREATED", words.time_of("created"), cut=False),
+    Column("CREATED", text_format.time_of("created"), cut=False),
     Column("NAME", "name"),
     Column("LABELS", "labels"),
     Column("USER", "user", wide=True),
@@ -228,7 +228,7 @@ def _said(items: list[StatusView]) -> list[str]:
 
 def _headline(item: StatusView) -> str:
     name = called(ExperimentPaths(Path(item.path)))
-    lines = (words.folded(line, "    ") for line in describe.headline(item, name))
+    lines = (text_format.folded(line, "    ") for line in describe.headline(item, name))
     return escaped("\n".join(lines))
 
 
@@ -293,7 +293,7 @@ def _print_status(out: Output, items: list[StatusView], warnings: Sequence[str])
         for line in describe.failures(item):
             settings().note(line)
         if item.trials:
-            out.emit(item.trials, standing.trials(item))
+            out.emit(item.trials, trial_table.trials(item))
 
 
 ATTEMPTS = (
@@ -301,7 +301,7 @@ ATTEMPTS = (
     Column("REASON", lambda row: row.reason or "running", cut=False),
     Column("FROM", "from_step", right=True),
     Column("STEPS", "steps", right=True),
-    Column("START", words.time_of("start"), cut=False),
+    Column("START", text_format.time_of("start"), cut=False),
     Column("TOOK", lambda row: units.duration(row.duration_s), right=True),
     Column("JOB", "job"),
     Column("NODES", "nodes", wide=True),
@@ -314,7 +314,7 @@ JOBS = (
     Column("JOB", "job"),
     Column("TASKS", "tasks", right=True),
     Column("AT ONCE", "throttle", right=True),
-    Column("SUBMITTED", words.time_of("at"), cut=False),
+    Column("SUBMITTED", text_format.time_of("at"), cut=False),
     Column("ERROR", "error"),
 )
 
@@ -323,15 +323,15 @@ CHANGES = (
     Column("TO", "value"),
     Column("FROM", "was"),
     Column("BY", "origin"),
-    Column("WHEN", words.time_of("at"), cut=False),
+    Column("WHEN", text_format.time_of("at"), cut=False),
 )
 
 ALLOCATIONS = (
     Column("WORKER", "worker", cut=False),
     Column("JOB", "job"),
     Column("SLOTS", "slots", wide=True, right=True),
-    Column("START", words.time_of("start"), cut=False),
-    Column("END", words.time_of("end"), wide=True, cut=False),
+    Column("START", text_format.time_of("start"), cut=False),
+    Column("END", text_format.time_of("end"), wide=True, cut=False),
     Column("SLOT HOURS", "slot_hours", right=True, cut=False),
     Column("OVERHEAD", "overhead_slot_hours", right=True),
     Column("COUNTED", "counted_slot_hours", wide=True, right=True),
@@ -378,7 +378,7 @@ def show_command(out: Output, id: str, section: Sequence[str]) -> None:
         click.echo(_headline(item))
         for line in item.purged:
             settings().warn(line)
-        out.emit(item.trials, standing.trials(item))
+        out.emit(item.trials, trial_table.trials(item))
     for part, columns in TABLES.items():
         if part in chosen and (rows := getattr(item, part)):
             click.echo(f"\n{part.capitalize()}")

@@ -13,7 +13,7 @@ from hpcdet.cli.frame.output import Output
 from hpcdet.cli.frame.progress import busy
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.observe import follow
-from hpcdet.cli.request.crank import CommandCrank, cranks
+from hpcdet.cli.request.take_turn import CommandCrank, cranks
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.errors import HpcdetError, UsageError
@@ -73,7 +73,7 @@ def can_run(gathered: gather.Gathered, wanted: Mapping[str, Any]) -> None:
     """
     from hpcdet.config.load import changing
     from hpcdet.jobs.checks import site_checks
-    from hpcdet.site.loading import from_resolved
+    from hpcdet.site.load_site import from_resolved
 
     effective = changes.effective(gathered)
     changed = overrides.lay(effective, wanted)

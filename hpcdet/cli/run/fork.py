@@ -11,7 +11,7 @@ from hpcdet.cli.frame.ids import id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.request import extending
-from hpcdet.cli.request.asking import can_run, turn_until_somebody_works
+from hpcdet.cli.request.send_commands import can_run, turn_until_somebody_works
 from hpcdet.config.load import changing
 from hpcdet.control.requests import fork
 from hpcdet.read.experiment import gather

@@ -11,11 +11,11 @@ from pathlib import Path
 import click
 
 from hpcdet import units
-from hpcdet.cli.frame import words
+from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import settings
-from hpcdet.cli.inputs.loading import config_argument, request, setting_options
-from hpcdet.cli.run import planned
+from hpcdet.cli.inputs.load_request import config_argument, request, setting_options
+from hpcdet.cli.run import plan_output
 from hpcdet.config.check.plan import plan
 from hpcdet.errors import UsageError
 from hpcdet.jobs.checks import decisions, queue_waits, quota, throughput
@@ -98,7 +98,7 @@ def plan_command(
         return
     for warning in warnings:
         settings().warn(warning)
-    click.echo(words.facts(planned.facts(item)))
+    click.echo(text_format.facts(plan_output.facts(item)))
     settings().note("nothing was made; hpcdet submit makes it")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpcdet import units
-from hpcdet.cli.frame import words
+from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.output import Item
 from hpcdet.jobs.script import succession
 from hpcdet.read.views.items import text
@@ -103,7 +103,7 @@ def _end(cost: dict[str, Any]) -> str:
     by = "" if cost["queue_by"] == "--queue-wait" else f" (as those of {cost['queue_by']})"
     wait = units.duration(cost["queue_s"])
     queue = f", {times}{wait} in the queue{by}" if cost["queue_s"] else ""
-    when = words.when(cost["ends_at"])
+    when = text_format.when(cost["ends_at"])
     return f"about {when}, if it were submitted now: {runs}{queue}"
 
 

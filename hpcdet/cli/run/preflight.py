@@ -15,7 +15,7 @@ import click
 from hpcdet.cli.frame.progress import busy
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
-from hpcdet.cli.inputs.loading import SubmitRequest, config_argument, request, setting_options
+from hpcdet.cli.inputs.load_request import SubmitRequest, config_argument, request, setting_options
 from hpcdet.errors import ConfigError, StillPending
 from hpcdet.jobs import one_shot_job
 from hpcdet.jobs.create import create

@@ -15,19 +15,19 @@ from hpcdet.cli.frame.output import Column, Item, Output, output, table
 from hpcdet.cli.frame.progress import working
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
-from hpcdet.cli.inputs.loading import SubmitRequest, config_argument, request, setting_options
-from hpcdet.cli.run import planned
+from hpcdet.cli.inputs.load_request import SubmitRequest, config_argument, request, setting_options
+from hpcdet.cli.run import plan_output
 from hpcdet.config.check.plan import plan
 from hpcdet.errors import ConfigError, Unsuccessful, UsageError
 from hpcdet.read.views.items import text
 from hpcdet.search.registry import searcher
 from hpcdet.search.stopping import rules_from_config
 from hpcdet.sim.cluster import Cluster
-from hpcdet.sim.course import Course
-from hpcdet.sim.crank import Reports
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.forecast import Forecast
+from hpcdet.sim.outcome import Course
 from hpcdet.sim.surrogate import Besides, Curves
+from hpcdet.sim.turns import Reports
 from hpcdet.sim.waits import QueueWait
 from hpcdet.store.config.resolved_config import Budget, Resolved
 from hpcdet.store.config.searcher_keys import Searcher
@@ -337,7 +337,7 @@ def _say(item: Item) -> None:
     if assumed["begin_at"]:
         click.echo(f"all trials begin at {assumed['begin_at']} {item['unit']}")
     for number, one in enumerate(item["brackets"], 1):
-        click.echo(f"bracket {number}: {planned.bracket(one, item['unit'])}")
+        click.echo(f"bracket {number}: {plan_output.bracket(one, item['unit'])}")
     rows = [(name, item[key], kind) for key, name, kind in _ROWS if item[key] is not None]
     rows += [
         (f"trials at {rung['length']} {item['unit']}", rung["trials"], "") for rung in item["rungs"]

@@ -15,10 +15,10 @@ from hpcdet.cli.frame.ids import called
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import Settings, settings
 from hpcdet.cli.inputs import preview
-from hpcdet.cli.inputs.loading import SubmitRequest, config_argument, request, setting_options
+from hpcdet.cli.inputs.load_request import SubmitRequest, config_argument, request, setting_options
 from hpcdet.cli.inputs.waiting import Waiting
 from hpcdet.cli.observe import follow
-from hpcdet.cli.request.crank import CommandCrank
+from hpcdet.cli.request.take_turn import CommandCrank
 from hpcdet.cli.run.preflight import rehearse
 from hpcdet.control.turn.controller import Turn
 from hpcdet.errors import ConfigError, HpcdetError, UsageError

@@ -15,12 +15,12 @@ from hpcdet import config
 from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.inputs import preview
-from hpcdet.cli.inputs.loading import config_argument, request, setting_options
+from hpcdet.cli.inputs.load_request import config_argument, request, setting_options
 from hpcdet.errors import NotFound
 from hpcdet.read.experiment import changes, gather
 from hpcdet.read.lookup import find
 from hpcdet.read.views.items import text
-from hpcdet.site.loading import walk
+from hpcdet.site.load_site import walk
 from hpcdet.store.config import resolved_config
 from hpcdet.store.fs import files, yaml12
 

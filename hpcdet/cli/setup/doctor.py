@@ -16,12 +16,12 @@ from hpcdet.cli.frame.progress import busy
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs import machine, one_shot_job
-from hpcdet.jobs.checks import site_checks
+from hpcdet.jobs import one_shot_job
+from hpcdet.jobs.checks import machine_checks, site_checks
 from hpcdet.jobs.checks.site_checks import SiteFinding
 from hpcdet.jobs.script.environment import fold_defaults
 from hpcdet.schedulers.slurm import facts
-from hpcdet.site import Site, places
+from hpcdet.site import Site, folders
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.fs import files
@@ -67,12 +67,12 @@ def doctor_command(
               hpcdet doctor --node --partition gpu
     """
     found = [
-        *machine.python(),
-        *machine.guarded("files", lambda: machine.folder(settings().root)),
-        *machine.guarded("site", lambda: _site(site_name)),
+        *machine_checks.python(),
+        *machine_checks.guarded("files", lambda: machine_checks.folder(settings().root)),
+        *machine_checks.guarded("site", lambda: _site(site_name)),
     ]
     if node:
-        found += machine.guarded("job", lambda: _both(site_name, partition, timeout))
+        found += machine_checks.guarded("job", lambda: _both(site_name, partition, timeout))
     if node and out.for_people and not out.fields:
         out.emit(_side_by_side(found), BOTH)
         for finding in found:
@@ -98,9 +98,9 @@ def _site(name: str | None) -> Iterator[SiteFinding]:
         yield SiteFinding(
             "warning", f"this looks like a login node ({sign}) without a scheduler", hint
         )
-    apart = places.scratch(site, settings().root_at(site))
+    apart = folders.scratch(site, settings().root_at(site))
     if apart is not None:
-        yield from machine.folder(apart)
+        yield from machine_checks.folder(apart)
     yield from site_checks.site_findings(site)
 
 
@@ -108,7 +108,7 @@ def _both(name: str | None, partition: str | None, timeout: float) -> Iterator[S
     """Check what ranks need: imports on this machine, then a node."""
     site = fold_defaults(settings().site(name))
     with one_shot_job.folder(settings().root_at(site)) as place, busy("checking a node"):
-        yield from machine.guarded("torch", lambda: machine.imports(place))
+        yield from machine_checks.guarded("torch", lambda: machine_checks.imports(place))
         try:
             yield from _node(site, partition, place, timeout)
         except HpcdetError as error:
@@ -120,7 +120,8 @@ def _node(site: Site, partition: str | None, place: Path, timeout: float) -> Ite
     nonce = secrets.token_hex(8)
     files.write_once(place / "seen", nonce.encode())
     resources = Resources(walltime_s=WALLTIME_S, resource_pool=partition)
-    argv = [site.python or sys.executable, "-Pm", "hpcdet.jobs.machine", str(place), nonce]
+    module = "hpcdet.jobs.checks.machine_checks"
+    argv = [site.python or sys.executable, "-Pm", module, str(place), nonce]
     more = [partition] if partition else []
     answer, said = one_shot_job.run(
         place, site, Resolved(resources=resources), [*argv, *more], timeout

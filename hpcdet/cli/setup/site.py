@@ -13,7 +13,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_checks
 from hpcdet.read.views.items import text
 from hpcdet.schedulers.slurm import facts
-from hpcdet.site import Site, loading
+from hpcdet.site import Site, load_site
 
 FINDINGS = (
     Column("", "level"),
@@ -70,14 +70,14 @@ def show(out: Output, name: str | None, origin: bool, offline: bool) -> None:
     chosen = _resolved(settings().site(name), ask=not offline)
     leaves = [
         {"id": key, "value": value, "origin": chosen.origins.get(key, "default")}
-        for key, value in loading.walk(chosen.plain())
+        for key, value in load_site.walk(chosen.plain())
     ]
     if out.for_people and not out.fields:
         if origin:
             for leaf in leaves:
                 click.echo(f"{leaf['id']}: {text(leaf['value'])}    # {leaf['origin']}")
         else:
-            click.echo(loading.dump(chosen).decode(), nl=False)
+            click.echo(load_site.dump(chosen).decode(), nl=False)
         return
     item: dict[str, Any] = {"id": chosen.name, **chosen.plain(), "reason": chosen.reason}
     out.emit(leaves if origin else [item], ())

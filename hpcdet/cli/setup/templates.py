@@ -11,11 +11,11 @@ import click
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.inputs import preview
-from hpcdet.cli.inputs.loading import config_argument, request, setting_options
+from hpcdet.cli.inputs.load_request import config_argument, request, setting_options
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.jobs.script.render import search_path
 from hpcdet.site import Site
-from hpcdet.site.loading import folders
+from hpcdet.site.load_site import folders
 
 SUFFIX = ".j2"
 

@@ -11,7 +11,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from hpcdet.control.fleet import capacity, fruitless
+from hpcdet.control.fleet import capacity, failed_submissions
 from hpcdet.control.leader import retry_rules
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView, TaskPlace, Watch
@@ -60,7 +60,7 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
         return
     if holder.hands.clock() < holder.pace.throttled_until or holder.decided.jobs.halted:
         return
-    if live < wanted and (why := fruitless.why(holder, seen)):
+    if live < wanted and (why := failed_submissions.why(holder, seen)):
         halt(holder, why)
         return
     try:
@@ -361,5 +361,5 @@ def _excluded(holder: Holder) -> list[str]:
         end, claim = WorkerEnd.read(worker.end), WorkerClaim.read(worker.claim)
         if end is not None and end.why == "bad_node" and claim is not None:
             bad.update(claim.nodes)
-    bad.update(fruitless.nodes(decided))
+    bad.update(failed_submissions.nodes(decided))
     return sorted(bad.union(holder.resolved.resources.exclude_nodes))

@@ -90,7 +90,7 @@ class Hands:
     def of(cls, paths: ExperimentPaths) -> Hands:
         """Open the tools that the experiment's files name."""
         from hpcdet.jobs.script import submission
-        from hpcdet.schedulers.opening import open_scheduler
+        from hpcdet.schedulers.open_backend import open_scheduler
         from hpcdet.search.registry import searcher
         from hpcdet.site import from_resolved
 

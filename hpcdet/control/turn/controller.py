@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from hpcdet.control.fleet import dependencies, stuck_jobs, successors
+from hpcdet.control.fleet import dependencies, sentinel_jobs, stuck_jobs
 from hpcdet.control.leader.leader import Fenced, Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.control.turn import experiment_state, worker_demand, write_controls
@@ -135,7 +135,7 @@ def _turn(holder: Holder, calm: bool) -> Turn:
     dependencies.tend(holder, fleet)
     stuck_jobs.mend(holder, fleet)
     pack_ended(holder)
-    successors.post(holder, fleet)
+    sentinel_jobs.post(holder, fleet)
     holder.log.snapshot(holder.fence)
     live = tuple(dict.fromkeys(place.submission for place in fleet.live))
     lacking = max(0, wanted - len(fleet.live))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from hpcdet.control.fleet import successors, worker_count
+from hpcdet.control.fleet import sentinel_jobs, worker_count
 from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
@@ -101,7 +101,7 @@ def close(holder: Holder, fleet: FleetView) -> bool:
         if state != "CANCELED" and command.verb in REOPENING:
             Reopened(seq, command.user, command.at).write_once(reopening)
             return False
-    successors.dismiss(holder)
+    sentinel_jobs.dismiss(holder)
     holder.actions.append(f"closed: {state}")
     return True
 

@@ -83,7 +83,7 @@ def settle(paths: ExperimentPaths) -> None:
     """
     if Closed.read(paths.closed) is None:
         return
-    from hpcdet.schedulers.opening import open_scheduler
+    from hpcdet.schedulers.open_backend import open_scheduler
     from hpcdet.site import from_resolved
 
     try:

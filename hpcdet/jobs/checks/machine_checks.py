@@ -1,6 +1,6 @@
 """The checks of ``doctor`` on one machine: interpreter, packages, accelerators, file system.
 
-``python -m hpcdet.jobs.machine FOLDER`` prints the findings of a node as JSON.
+``python -m hpcdet.jobs.checks.machine_checks FOLDER`` prints the findings of a node as JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs.checks.site_checks import SiteFinding
 from hpcdet.jobs.script.launch import clean_environment
-from hpcdet.site import from_resolved, places
+from hpcdet.site import folders, from_resolved
 from hpcdet.site.models import Launcher
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
@@ -193,7 +193,7 @@ def main(argv: list[str]) -> int:
         yield SiteFinding("ok" if ok else "error", what, check="visibility")
 
     site = from_resolved(ExperimentPaths(place).site)
-    apart = places.scratch(site, place.parent)
+    apart = folders.scratch(site, place.parent)
     found = [
         *python(),
         *guarded("torch", lambda: imports(place)),

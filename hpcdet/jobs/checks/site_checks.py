@@ -21,9 +21,9 @@ from hpcdet.jobs.checks import quota
 from hpcdet.jobs.create.code_drift import code_differs
 from hpcdet.jobs.script.options import duration, parse
 from hpcdet.jobs.script.render import render
-from hpcdet.schedulers.opening import open_scheduler
+from hpcdet.schedulers.open_backend import open_scheduler
 from hpcdet.schedulers.slurm.slurm_text import PartitionInfo
-from hpcdet.site import PartitionView, Site, places
+from hpcdet.site import PartitionView, Site, folders
 from hpcdet.site.models import Launcher
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
@@ -96,7 +96,7 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
     _refuse_impossible(experiment.resources, experiment.lanes, view, partition)
     said += _fabric(experiment, site, view.launcher)
     size = quota.former(root, experiment.name)
-    stores = [place for place in (root, places.scratch(site, root)) if place]
+    stores = [place for place in (root, folders.scratch(site, root)) if place]
     fits = [text for place in stores for text in quota.warnings(experiment, site, place, size)]
     said += [text for place in stores for text in trust.exchangeable(place)]
     return [*said, *_keeps(experiment, site, root), *dict.fromkeys(fits), *_crank(site)]
@@ -127,8 +127,8 @@ def site_findings(site: Site) -> list[SiteFinding]:
 
 def _places(site: Site) -> list[SiteFinding]:
     """Check both places, where a site has project storage beside scratch."""
-    root = places.experiments(site)
-    apart = places.scratch(site, root) if root else None
+    root = folders.experiments(site)
+    apart = folders.scratch(site, root) if root else None
     if root is None or apart is None:
         return []
     purged = f", purged after {site.paths.purge_days} days" if site.paths.purge_days else ""
@@ -292,11 +292,11 @@ def _fabric(experiment: Resolved, site: Site, launcher: Launcher) -> list[str]:
 
 def _keeps(experiment: Resolved, site: Site, root: Path) -> list[str]:
     """Check that the files outlive the run."""
-    days, purged = site.paths.purge_days, places.folder(site.paths.scratch)
+    days, purged = site.paths.purge_days, folders.folder(site.paths.scratch)
     walltime = experiment.resources.walltime_s
     if days is None or purged is None or walltime is None:
         return []
-    apart = places.scratch(site, root)
+    apart = folders.scratch(site, root)
     if apart is None and not root.resolve().is_relative_to(purged.resolve()):
         return []
     searcher = experiment.searcher

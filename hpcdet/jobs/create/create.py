@@ -15,7 +15,7 @@ from hpcdet.jobs.create import begin_from, provenance, snapshot
 from hpcdet.jobs.create import likely_secrets as secrets
 from hpcdet.jobs.script import environment
 from hpcdet.jobs.script.render import search_path
-from hpcdet.site import Site, from_resolved, loading, places
+from hpcdet.site import Site, folders, from_resolved, load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import home, scratch, trust
 from hpcdet.store.folder.held_folder import hold
@@ -62,7 +62,7 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
 
     ``experiment.yaml`` is written last: a folder that has it is complete. If anything is
     refused, nothing remains. At a site with project storage it has a second folder, of the same
-    name, on scratch (``places.scratch``).
+    name, on scratch (``folders.scratch``).
 
     Args:
         root: the folder of all experiments; made if it is missing.
@@ -89,7 +89,7 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
             hint = "rename it: records and scripts could not name it"
             raise ConfigError("a folder with an odd name", where=ascii(str(folder)), hint=hint)
     entries = snapshot.scan(model_dir, (skip or root).resolve(), include)
-    purged = None if whole else places.scratch(site, root)
+    purged = None if whole else folders.scratch(site, root)
     wanted = slug(name or str(resolved.get("name") or ""))
     paths = ExperimentPaths(_new_folder(root, wanted, purged))
     try:
@@ -125,7 +125,7 @@ def again(
     held, root = hold(source.root), source.root.parent
     source = held.paths  # what is checked is what is copied
     resolved, site = resolved_config.load(source.config), from_resolved(source.site)
-    purged = places.scratch(site, root)
+    purged = folders.scratch(site, root)
     paths = ExperimentPaths(_new_folder(root, slug(name or resolved.name), purged))
     try:
         trust.refuse_writable_by_others(paths.root, "experiment")
@@ -225,7 +225,7 @@ def _fill(  # noqa: PLR0917 - the parts of an experiment
     if purged is not None:
         scratch.link(paths, purged / paths.id)
         scratch.prepare(paths)
-    files.write_once(paths.site, loading.dump(environment.fold_defaults(site)))
+    files.write_once(paths.site, load_site.dump(environment.fold_defaults(site)))
     if literal:
         files.write_once(paths.secrets, files.canonical(dict(literal)) + b"\n")
     home.settle(paths)

@@ -25,7 +25,7 @@ from hpcdet import shipped
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.script import environment, options, succession
 from hpcdet.site import PartitionView, Site
-from hpcdet.site.loading import folders as template_folders
+from hpcdet.site.load_site import folders as template_folders
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import trust

@@ -23,7 +23,7 @@ from hpcdet.read.experiment.journals import (
     TermJournal,
     encode,
 )
-from hpcdet.read.index import recall, tables
+from hpcdet.read.index import already_read, tables
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.fs import files
@@ -99,11 +99,12 @@ class _Update:
         trials: list[GatheredTrial] = []
         fresh: list[int] = []
         for number in known:
-            memory, new = self._trial(self.paths.trial(number))
-            trials.append(recall.RecalledTrial(self.paths.trial(number), self.journals, memory))
+            paths = self.paths.trial(number)
+            memory, new = self._trial(paths)
+            trials.append(already_read.RecalledTrial(paths, self.journals, memory))
             if new:
                 fresh.append(number)
-        gathered = recall.Recalled(self.paths, remembered=trials, decided=self._decisions())
+        gathered = already_read.Recalled(self.paths, remembered=trials, decided=self._decisions())
         whole = tables.of_experiment(gathered)
         if self._differs("experiment", whole["experiments"]):
             fresh = known  # it may be over, and with it trials that never ended
@@ -118,17 +119,17 @@ class _Update:
         if self.changed or fresh:
             self._remember("version", "", secrets.token_hex(8))
 
-    def _trial(self, paths: TrialPaths) -> tuple[recall.TrialMemory, bool]:
+    def _trial(self, paths: TrialPaths) -> tuple[already_read.TrialMemory, bool]:
         """Return a trial's present memory, and True if anything in it is new."""
         key = f"trials/{paths.number}"
         row, now = self._recalled(key), clock()
-        before = recall.TrialMemory.decode(row[1]) if row else None
-        seen = recall.decode_seen(row[0]) if row else None
+        before = already_read.TrialMemory.decode(row[1]) if row else None
+        seen = already_read.decode_seen(row[0]) if row else None
         if before is not None and seen is not None and seen.holds(now):
             return before, False
         known = {one.number for one in before.attempts} if before else set()
         trial = GatheredTrial(paths, self.journals)
-        memory, news = recall.read_trial(trial, before, self.compared)
+        memory, news = already_read.read_trial(trial, before, self.compared)
         text = encode(memory)
         self._remember(key, encode(Seen.now(watched(trial), now, seen)), text)
         if row is not None and row[1] == text:
@@ -143,7 +144,7 @@ class _Update:
             self._mark(paths.attempt(one.number).journal, one.journal.mark)
         return memory, True
 
-    def _metrics(self, trial: int, news: list[recall.News], gone: set[int]) -> None:
+    def _metrics(self, trial: int, news: list[already_read.News], gone: set[int]) -> None:
         """Add the rows of new lines; for each value the highest attempt's newest row counts."""
         void = gone | {one.attempt for one in news if not one.same}
         for attempt in sorted(void):
@@ -196,7 +197,7 @@ class _Update:
 
     def _decisions(self) -> list[Line]:
         read: dict[Path, list[Line]] = {}
-        for path in recall.decision_paths(self.paths):
+        for path in already_read.decision_paths(self.paths):
             key = f"decisions/{path.name}"
             row = self._recalled(key)
             memory = TermJournal.decode(json.loads(row[1])) if row else TermJournal()
@@ -210,7 +211,7 @@ class _Update:
     def _forget_all_but(self, trials: list[int]) -> None:
         """Forget trials and journals of terms whose files are gone."""
         keys = {f"trials/{number}" for number in trials}
-        keys |= {f"decisions/{path.name}" for path in recall.decision_paths(self.paths)}
+        keys |= {f"decisions/{path.name}" for path in already_read.decision_paths(self.paths)}
         like = "key like 'trials/%' or key like 'decisions/%'"
         found = self.db.execute(f"select key from remembered where {like}").fetchall()
         for [key] in found:
