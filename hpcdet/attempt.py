@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("trial", type=int, nargs="?", default=1)
     parser.add_argument("attempt", type=int, nargs="?", default=1)
     parser.add_argument("--test", action="store_true", help="one batch, in a copy that is removed")
-    parser.add_argument("--identity", default="", help="of the attempt, as its worker knows it")
+    parser.add_argument("--identity", default="", help="of the attempt, by its worker's record")
     given = parser.parse_args(argv)
     sys.dont_write_bytecode = True  # the code snapshot stays as it is
     os.umask(0o077)  # launchers that start ranks on other nodes forget that of the script

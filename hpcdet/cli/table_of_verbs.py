@@ -64,7 +64,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("resume", "control.resume_retry", "Go on with what was paused."),
         Verb("retry", "control.resume_retry", "Try failed trials again from their checkpoints."),
         Verb("set", "control.change", "Change the limits of experiments that run."),
-        Verb("hold", "control.control", "Let what waits in the queue go on waiting."),
+        Verb("hold", "control.control", "Keep waiting jobs from starting."),
         Verb("release", "control.control", "Let jobs start that were held."),
         Verb("tag", "control.control", "Add or remove labels."),
     ),

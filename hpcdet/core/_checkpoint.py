@@ -349,6 +349,6 @@ def _state(loaded: LoadedState) -> Any:
         raise Unrecoverable(
             "it holds the state of a PyTorchTrial, and this is a loop of its own",
             where=loaded.manifest.name,
-            hint="go on with the class that made it, or take its weights: hpcdet.checkpoint.load",
+            hint="continue with its class, or load its weights: hpcdet.checkpoint.load",
         )
     return loaded.shared["state"]

@@ -93,7 +93,7 @@ class TrainContext:
             SystemExit: otherwise.
         """
         if reason is EarlyExitReason.INVALID_HP:
-            raise InvalidHP("the code said that these hyperparameters cannot work")
+            raise InvalidHP("the code refused these hyperparameters")
         raise SystemExit(0)
 
     def set_status(self, status: str) -> None:

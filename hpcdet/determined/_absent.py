@@ -78,7 +78,7 @@ ABSENT = {
     "determined.core.DummyDistributedContext": _ALONE,
     "determined.core.DummyCheckpointContext": "core.init() alone keeps checkpoints in a folder",
     "determined.core.DummyExperimentalCoreContext": _ALONE,
-    "determined.core.DummyPreemptContext": "core.init() alone is never told to leave",
+    "determined.core.DummyPreemptContext": "core.init() alone is never preempted",
     "determined.core.DummyProfilerContext": "core.init() alone measures, too",
     "determined.core.DummySearcherContext": "core.init() alone has a searcher without operations",
     "determined.core.DummySearcherOperation": "core.init() alone has a searcher without operations",

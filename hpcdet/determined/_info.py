@@ -134,9 +134,9 @@ def _hosts(ranks: Ranks) -> list[str]:
         if name in os.environ:
             return expand(os.environ[name])
     raise UsageError(
-        "this launcher does not tell the names of the nodes",
+        "this launcher does not give the names of the nodes",
         where="container_addrs",
-        hint="core.init().distributed knows how many there are: cross_size, cross_rank",
+        hint="core.init().distributed has their number: cross_size, cross_rank",
     )
 
 

@@ -160,13 +160,13 @@ def put_back(
         raise ConfigError(
             f"the checkpoint was saved with ZeRO {state['zero_stage']}, and this is {stage}",
             where="zero_optimization.stage",
-            hint="go on with the stage that the trial began with",
+            hint="continue with the stage that the trial began with",
         )
     if state["ranks"] not in (0, ranks):
         raise ConfigError(
             f"ZeRO's state lies in {state['ranks']} parts, and there are {ranks} ranks",
             where="resources.slots_per_trial",
-            hint="go on with as many slots as before; without ZeRO any number will do",
+            hint="continue with as many slots as before; without ZeRO any number works",
         )
     held = {**state["files"], **own}
     with tempfile.TemporaryDirectory(prefix="hpcdet-") as folder, _in_memory(engine, held):

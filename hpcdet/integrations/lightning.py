@@ -128,7 +128,7 @@ def fit(
     callback = next((one for one in trainer.callbacks if isinstance(one, Callback)), None)
     if callback is None:
         raise UsageError(
-            "the trainer does not know of this attempt",
+            "the trainer is not connected to this attempt",
             where="lightning.fit",
             hint="make it by Trainer(**lightning.arguments(context, ...))",
         )

@@ -53,7 +53,7 @@ def stand_in() -> None:
         real.loader.exec_module(module)
         _say(
             f"`import {NAME}` is the package in {Path(real.origin).parent}, which knows nothing "
-            "of hpcdet: it trains as if alone; uninstall it to have hpcdet's face of it"
+            "of hpcdet: it trains as if alone; uninstall it to use hpcdet's own"
         )
         return
     beside = [*(real.submodule_search_locations or [])] if real is not None else []

@@ -74,7 +74,7 @@ class Trainer:
         places = self._context.core.session.place.trial.checkpoint_places
         if name is not None and not any((place / name).is_dir() for place in places):
             raise ConfigError(
-                f"{name!r} is no checkpoint of this trial, which goes on from its own",
+                f"{name!r} is no checkpoint of this trial, which continues from its own",
                 where="fit(latest_checkpoint=…)",
                 hint="leave it out, or give det.get_cluster_info().latest_checkpoint",
             )

@@ -77,7 +77,7 @@ class Cluster:
         if not all(0 <= value < math.inf for value in (*times, *turns, *rates)) or self.idle_s < 0:
             raise ValueError("times and rates are not negative and not infinite")
         if any(begin >= end for begin, end in self.away):
-            raise ValueError("a window of nobody being there begins before it ends")
+            raise ValueError("a window without a user begins before it ends")
 
     @property
     def lost_s(self) -> float:

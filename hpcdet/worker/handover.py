@@ -41,7 +41,7 @@ def hand_over(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> str:
     insist(lambda: bury(paths, worker, code), left_s)
     submits = insist(lambda: from_resolved(paths.site), left_s).capabilities.submit_from_compute
     before = insist(lambda: lease.last(paths), left_s)
-    said = "nobody could be sent; the job behind this one, or its user, goes on"
+    said = "no job could be submitted; the job behind this one, or its user, has to continue"
     for turn in turns(paths, "script"):
         for action in turn.actions:
             print(action, flush=True)
@@ -53,7 +53,7 @@ def hand_over(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> str:
             return said if turn.lacking else "others go on"
         now = lease.last(paths)
         if not turn.held and now != before and now is not None and now[0].pid != os.getpid():
-            return "somebody else decides"
+            return "another process decides"
     return said
 
 

@@ -216,7 +216,7 @@ def test_explain_shows_the_rank_that_failed_and_prints_nothing_for_no_error(cli:
     assert [item["evidence"] for item in items if item["kind"] == "failure"] == [[]]
     built = Builder(cli.root / "over-1a2b", distributed={"backend": "mpi"})
     built.trial().attempt().end("launch_failed")
-    assert "MPI has to know the site file's launcher" in cli("explain", "over").out
+    assert "MPI has to support the site file's launcher" in cli("explain", "over").out
 
 
 def test_status_says_once_and_shortly_why_its_trial_failed(cli: Cli) -> None:

@@ -140,7 +140,7 @@ def test_the_searcher_daemon_is_started_and_stopped(cli: Cli, tmp_path: Path) ->
         until(lambda: holder()["held"])
         assert (holder()["kind"], holder()["pid"]) == ("daemon", pid)
         assert "runs already" in cli("searcher", "start", name, code=2).err
-        assert "somebody decides" in cli("rm", name, "-y", code=2).err
+        assert "another process decides" in cli("rm", name, "-y", code=2).err
         cli("searcher", "stop", name)
         assert not holder()["held"]
     finally:

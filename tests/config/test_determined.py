@@ -260,7 +260,7 @@ def test_an_adaptive_search_is_honoured(tmp_path: Path) -> None:
         ("{name: random, max_trials: 9, num_rungs: 2}", r"async_halving \| asha \| pasha"),
         (
             "{name: asha, max_trials: 9, max_length: 9, rule: stopping, promotion_share: null}",
-            "searcher.promotion_share: rule: stopping promotes nobody",
+            "searcher.promotion_share: rule: stopping promotes no trial",
         ),
         (
             "{name: asha, max_trials: 9, max_length: 9, rule_version: 5, sampler: {name: tpe}, "

@@ -50,7 +50,7 @@ def test_the_nodes_of_an_attempt_by_name(
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     monkeypatch.delenv("PBS_NODEFILE", raising=False)
     if len(names) > 1:
-        with pytest.raises(UsageError, match="does not tell the names"):
+        with pytest.raises(UsageError, match="does not give the names"):
             info.container_addrs  # noqa: B018
 
 

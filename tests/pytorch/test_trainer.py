@@ -445,7 +445,7 @@ def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cut the data twice"):
         pytorch.DataLoader([1, 2], sampler=twice)
     with (
-        pytest.raises(ConfigError, match="nobody says how long"),
+        pytest.raises(ConfigError, match="no length of training is given"),
         pytorch.init(hparams={"global_batch_size": 4}, checkpoint_storage=str(tmp_path)) as context,
     ):
         pytorch.Trainer(Line(context), context).fit()

@@ -109,7 +109,7 @@ def refuse_live(paths: ExperimentPaths) -> None:
             f"{holder['kind']} on {holder['host']}",
             f"hpcdet searcher stop {called(paths)}",
         )
-        raise UsageError(f"somebody decides for it: {where}", where=paths.id, hint=hint)
+        raise UsageError(f"another process decides for it: {where}", where=paths.id, hint=hint)
 
 
 def _let_workers_leave(paths: ExperimentPaths) -> None:
@@ -191,7 +191,9 @@ def _take_over(paths: ExperimentPaths, dry_run: bool) -> str:
     scratch.follow(paths)
     home.settle(paths)
     if paths.submissions() and not paths.closed.exists():
-        settings().note(f"its former jobs are left alone; to go on: hpcdet resume {called(paths)}")
+        settings().note(
+            f"its former jobs are left alone; to continue: hpcdet resume {called(paths)}"
+        )
     return "taken over"
 
 

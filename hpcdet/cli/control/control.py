@@ -114,7 +114,7 @@ def pause_command(out: Output, ids: Sequence[str], dry_run: bool, wait: bool) ->
     ask_each(out, "pause", ids, dry_run, look, follow.ENDED | {"PAUSED"}, wait)
 
 
-@click.command("hold", short_help="Let what waits in the queue go on waiting.")
+@click.command("hold", short_help="Keep waiting jobs from starting.")
 @ids_argument()
 @_dry_run()
 @output("hold", ActionView)

@@ -87,7 +87,7 @@ def resume_command(
         of_search = not overrides.FURTHER.isdisjoint(wanted)
         goes_on = extending.further(gathered, wanted)
         if of_search and found.trial:
-            raise UsageError("a search as a whole goes on further", where=str(found))
+            raise UsageError("only a whole search can be extended, not one trial", where=str(found))
         extending.possible(gathered, wanted)
         state = _may_resume(found, gathered, bool(from_), goes_on)
         if state in ("RUNNING", "PENDING"):
@@ -148,7 +148,7 @@ def _instead(found: find.Reference, gathered: gather.Gathered, state: str) -> st
     if state == "CANCELED":
         whole = gathered.closed is not None and gathered.closed.state == "CANCELED"
         return "submit it again to run it once more" if whole else f"hpcdet retry {called(found)}"
-    return "" if found.trial else "it goes on further with --longer LENGTH or --more-trials N"
+    return "" if found.trial else "extend it with --longer LENGTH or --more-trials N"
 
 
 def _also_paused(found: find.Reference, gathered: gather.Gathered) -> str:
@@ -202,7 +202,7 @@ def _verify(
             settings().warn(f"{row.path} is damaged: {row.error}")
         if damaged and len(damaged) == len(looked):
             raise IntegrityError(
-                f"no whole checkpoint to go on from: {damaged[0].error}",
+                f"no undamaged checkpoint to continue from: {damaged[0].error}",
                 where=f"{gathered.id}/{number}",
                 hint="to begin anew, submit again",
             )
@@ -226,7 +226,7 @@ def _copies(trial: TrialPaths, names: Sequence[str]) -> list[Path]:
     metavar="WORD,...",
     help=f"Only those whose last attempt ended so: {', '.join(_ENDS)}.",
 )
-@click.option("--mem", metavar="x2|8G", help="Memory per slot from now on: so often, or so much.")
+@click.option("--mem", metavar="x2|8G", help="Memory per slot from now on: a factor or a size.")
 @click.option(
     "--exclude-node", "nodes", multiple=True, metavar="NODE", help="Not on it (repeat for more)."
 )

@@ -115,7 +115,7 @@ NOUNS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "project": (("p",), {"list-experiments": "hpcdet ls", "*": _NO_PROJECTS}),
     "user": (("u",), {"*": _NO_USERS}),
     "user-group": ((), {"*": _NO_USERS}),
-    "rbac": ((), {"*": "who may read an experiment is said by the modes of its folder"}),
+    "rbac": ((), {"*": "the permissions of an experiment's folder say who may read it"}),
     "token": (("tkn",), {"*": _NO_SERVER}),
     "oauth": ((), {"*": _NO_SERVER}),
     "auth": ((), {"*": _NO_SERVER}),

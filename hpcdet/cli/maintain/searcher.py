@@ -85,7 +85,7 @@ def run(id: str, once: bool, as_job: bool) -> None:
         settings().note(f"the searcher of {paths.id} is in the queue")
     elif once:
         if not daemon.once(paths, _say):
-            settings().note(f"somebody decides for {paths.id} already")
+            settings().note(f"another process decides for {paths.id} already")
     else:
         raise click.exceptions.Exit(daemon.main(paths))
 

@@ -55,15 +55,15 @@ _WORDS = {
     "launch_failed": "it never reached its first step",
     "lost": "a rank or its worker vanished without a word",
     "node_fail": "a node failed",
-    "unproven": "its ranks could not make sure that they spoke to each other and to nobody else",
+    "unproven": "its ranks could not verify that they were connected to each other only",
     "preempted": "the scheduler took the nodes back",
     "walltime": "the allocation's time was over",
 }
 
 _WAITS = {
     "held": "its owner holds it: scontrol release, or hpcdet release",
-    "launch": "the scheduler holds it after a failed launch: whoever decides next replaces it",
-    "never": "it cannot start as it is: whoever decides next takes it out and says what helps",
+    "launch": "the scheduler holds it after a failed launch: the next turn replaces it",
+    "never": "it cannot start as it is: the next turn removes it and names the remedy",
     "limit": "it passes when others of its user, account or QOS have ended",
     "outage": "it passes when the partition or node is back: sinfo -R says why it is down",
     "begin_time": "it passes by itself: a requeued task waits two minutes",
@@ -248,7 +248,9 @@ def _trial(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingV
         elif why not in ("", "-"):
             evidence.insert(0, why)
         if reason == "launch_failed" and gathered.config.distributed.backend == "mpi":
-            evidence.append("MPI has to know the site file's launcher: docs/guides/sites.md, Keys")
+            evidence.append(
+                "MPI has to support the site file's launcher: docs/guides/sites.md, Keys"
+            )
         next = _after_failure(gathered, row, reason)
         yield _finding("failure", row.id, f"{row.state}: {said}", next, evidence)
     if counts := Counter(a.reason for a in attempts if a.reason in _PASSES):

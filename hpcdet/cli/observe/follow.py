@@ -128,7 +128,7 @@ _GOALS: dict[str, Done] = {
 @ids_argument()
 @click.option("--for", "goal", type=click.Choice(list(_GOALS)), default="done", show_default=True)
 @click.option("--any", "any_", is_flag=True, help="Until it holds for one of them.")
-@click.option("--timeout", type=Seconds(), metavar="TIME", help="Exit 8 after so long.")
+@click.option("--timeout", type=Seconds(), metavar="TIME", help="Exit 8 after this time.")
 def wait_command(ids: Sequence[str], goal: str, any_: bool, timeout: float | None) -> None:
     """Block until experiments end. Exit 6 if one of them failed, 8 after ``--timeout``.
 

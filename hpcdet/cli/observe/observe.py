@@ -220,7 +220,7 @@ def _said(items: list[StatusView]) -> list[str]:
         f"{item.id}: checkpoints of paused trials hold {units.size(item.paused_bytes)}, more "
         f"than checkpoint_storage.max_paused_bytes ({units.size(item.max_paused_bytes)}); "
         f"hpcdet resume {called(ExperimentPaths(Path(item.path)))}, "
-        "or cancel what will not go on"
+        "or cancel trials that are not to continue"
         for item in items
         if item.max_paused_bytes is not None and (item.paused_bytes or 0) > item.max_paused_bytes
     ]

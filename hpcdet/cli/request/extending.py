@@ -14,7 +14,7 @@ from hpcdet.read.experiment import changes
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.store.config import overrides
 
-_POPULATION = "it goes on with as many members as it has"
+_POPULATION = "its number of members is fixed"
 _LARGER = "--longer trains them further; for more of them submit with another population_size"
 _ANOTHER = "submit another experiment"
 _NO_MORE = {
@@ -40,7 +40,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--more-trials",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Let the search make so many trials more.",
+        help="Let the search make N more trials.",
     )
     return more(longer(command))
 
@@ -120,14 +120,14 @@ def possible(gathered: Gathered, changed: Collection[str], trials: int | None = 
         raise UsageError(
             f"a policy has stopped its trials, and a search by {name} makes no others ({why})",
             where=gathered.id,
-            hint=f"submit anew; searcher.begin_from goes on from a checkpoint of {gathered.id}",
+            hint=f"submit again; searcher.begin_from continues from a checkpoint of {gathered.id}",
         )
     if overrides.MAX_LENGTH in changed and name == "schedule":
         raise UsageError(
             "a schedule trains until its last step",
             where=gathered.id,
             hint="submit it with another step in searcher.schedule.steps; "
-            "begin_from goes on from the last checkpoint of this one",
+            "begin_from continues from the last checkpoint of this one",
         )
 
 

@@ -66,7 +66,9 @@ class ForkView:
 )
 @extending.options
 @click.option("--name", help="Instead of the config's name.")
-@click.option("-n", "--dry-run", is_flag=True, help="Only say what would go on, from where.")
+@click.option(
+    "-n", "--dry-run", is_flag=True, help="Only print which trials would continue, and from where."
+)
 @output("fork", ForkView)
 def fork_command(
     out: Output,

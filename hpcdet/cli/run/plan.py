@@ -109,7 +109,7 @@ def _pace(
     length = resolved.searcher.max_length
     if trial_time is not None:
         if length is None:
-            what = "the code knows how long it trains"
+            what = "the length of training is in the code"
             raise UsageError(what, where="--trial-time", hint="no searcher.max_length")
         return "--trial-time", _seconds(trial_time) / length.value
     known = throughput.former(root, resolved)

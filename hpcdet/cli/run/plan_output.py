@@ -65,7 +65,7 @@ def bracket(one: dict[str, Any], unit: str | None) -> str:
     said = f"{one['trials']} trials"
     ends = list(zip(one["rungs"], one["ends"], strict=True))
     if not ends:
-        return f"{said}; the code knows how long"
+        return f"{said}; the length is in the code"
     (first, count), *others = ends
     steps = [f"to {first} {unit}: {count}", *(f"{rung}: {count}" for rung, count in others)]
     return f"{said}; {', '.join(steps)}"

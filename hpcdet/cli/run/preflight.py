@@ -42,7 +42,7 @@ _HINT = "hint: "
     "--timeout",
     type=Seconds(least=1),
     metavar="TIME",
-    help="Give up after so long, exit 8 [never here; 1800 with --node, the queue included].",
+    help="Give up after this time, exit 8 [never here; 1800 with --node, queue included].",
 )
 def test_command(
     config_file: Path,

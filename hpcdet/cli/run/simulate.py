@@ -245,7 +245,7 @@ def _simplified(asked: Searcher) -> list[str]:
     """Return warnings of what the simulation leaves out of a search."""
     found = []
     if asked.constraints:
-        found.append("constraints are taken to be kept: nothing here knows how often they are")
+        found.append("constraints are assumed to be kept: the simulation has no data on them")
     if asked.begin_from is not None and asked.time_metric is not None:
         metric = asked.time_metric
         found.append(f"trials are taken to begin at {metric} 0: no checkpoint says how far it is")

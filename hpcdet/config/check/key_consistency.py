@@ -277,7 +277,9 @@ def _schedule(asked: Searcher) -> Iterator[Problem]:
             yield Problem(at, what, f"write it in {whole.unit}")
         elif until.unit != before.unit or until.value <= before.value:
             what = f"{until} is not beyond {before}"
-            yield Problem(at, what, "steps go on where the one before ends, to a greater length")
+            yield Problem(
+                at, what, "each step continues where the one before ends, to a greater length"
+            )
         elif until.value > whole.value:
             what = f"{until} is beyond the whole training of {whole}"
             yield Problem(at, what, f"at most {whole.value}, or a greater searcher.max_length")

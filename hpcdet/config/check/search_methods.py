@@ -74,7 +74,7 @@ def problems(asked: Searcher) -> Iterator[Problem]:
     if asked.name in _COMPARED and asked.rule != "hybrid" and _said(asked, "promotion_share"):
         what = f"rule: {asked.rule} promotes without it"
         if asked.rule == "stopping":
-            what = "rule: stopping promotes nobody"
+            what = "rule: stopping promotes no trial"
         yield Problem("searcher.promotion_share", what, "leave it out, or use rule: hybrid")
     for other in ("mode", "max_rungs") if asked.bracket_rungs else ():
         if asked.name == "adaptive_asha" and _said(asked, other):

@@ -62,7 +62,7 @@ _OWN_SCHEDULER = "the cluster's scheduler decides this"
 _FORMER_SEARCHERS = {
     "adaptive": "adaptive_asha with max_trials, the number of trials, instead of budget",
     "adaptive_simple": "adaptive_asha: it takes the same max_trials, max_length and mode",
-    "sync_halving": "async_halving, which waits for nobody, or hyperband",
+    "sync_halving": "async_halving, which never waits for other trials, or hyperband",
 }
 
 
@@ -88,7 +88,7 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
         Foreign("harmless", "there is no container here, and these paths are the host's"),
     ),
     "data_layer": (Foreign("harmless", "Determined has not used it since 0.18"),),
-    "integrations": (Foreign("harmless", "no server is told; see notify"),),
+    "integrations": (Foreign("harmless", "there is no server to notify; see notify"),),
     "internal": (Foreign("harmless", "it is Determined's own"),),
     "log_policies": (
         Foreign("later", "reacting to patterns in logs is not in this version", _acts),

@@ -92,7 +92,7 @@ def fork(
         then.user.overrides.get(key) != changes[key] for key in OF_SEARCH & changes.keys()
     )
     if then.searcher.shutdown is not None and not further:
-        hint = "let it go on further: --set searcher.max_trials=N, or begin earlier: --trials N"
+        hint = "extend it: --set searcher.max_trials=N, or fork from an earlier point: --trials N"
         raise UsageError("its search is over", where=source.id, hint=hint)
     for plan in then.trials.plans.values():
         later = now.trials.plans[plan.number]
@@ -228,7 +228,7 @@ def _write_records(
     # what the carried trials were told by holders of the other one is older than what is to come
     lease.after = max(packed.numbers(source.terms, ".json"), default=0)
     if not lease.try_acquire():
-        raise IntegrityError("somebody decides for it already", where=str(paths.root))
+        raise IntegrityError("another process decides for it already", where=str(paths.root))
     records = Chain.open(paths, lease.term, "fork")
     try:
         # workers of the other one, whom claims and controls name, are none of this one's

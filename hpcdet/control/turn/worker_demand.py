@@ -116,7 +116,7 @@ def _broke(spending: Spending, paths: ExperimentPaths) -> str:
     """Return the message that the budget is used up; constant per budget, so it is sent once."""
     terms = spending.terms(spending.limits)
     key = terms.exhausted(spending.account(), time.time())
-    return f"budget of {terms.budget} is used up; to go on: hpcdet set {paths.id} {key}=MORE"
+    return f"budget of {terms.budget} is used up; to continue: hpcdet set {paths.id} {key}=MORE"
 
 
 def _free(holder: Holder, fleet: FleetView, running: int) -> None:

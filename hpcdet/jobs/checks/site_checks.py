@@ -270,7 +270,7 @@ def _fabric(experiment: Resolved, site: Site, launcher: Launcher) -> list[str]:
     where = "distributed.backend: mpi"
     if launcher.kind == "local":
         raise ConfigError(
-            "the launcher here starts processes that MPI knows nothing of",
+            "this launcher starts processes without MPI",
             where=where,
             hint="site file: launcher: {kind: mpirun} (docs/guides/sites.md); or backend: auto",
         )
@@ -320,7 +320,7 @@ def _crank(site: Site) -> list[str]:
     if not site.capabilities.nobody_submits:
         return []
     return [
-        "at this site workers cannot submit and nobody else may be there to do it: spare "
+        "at this site workers cannot submit, and there may be no other process to do it: spare "
         "tasks wait in the queue (worker.spares); once they are used up a sentinel job tells you, "
         "and `hpcdet resume` submits more"
     ]

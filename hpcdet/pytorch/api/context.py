@@ -110,7 +110,7 @@ class PyTorchTrialContext(TrialContext):
             The scheduler that was given.
 
         Raises:
-            UsageError: its optimizer is not wrapped, or it wants a metric at each step and is
+            UsageError: its optimizer is not wrapped, or it needs a metric at each step and is
                 not stepped by the code.
         """
         wrapped = (
@@ -129,7 +129,7 @@ class PyTorchTrialContext(TrialContext):
         plateau = isinstance(inner, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if plateau and wrapped.mode is not LRScheduler.StepMode.MANUAL_STEP:
             raise UsageError(
-                "it wants a metric at each step",
+                "it needs a metric at each step",
                 where="wrap_lr_scheduler(ReduceLROnPlateau)",
                 hint="use step_mode MANUAL_STEP and step(metric) in a callback's on_validation_end",
             )

@@ -50,7 +50,7 @@ def data_length(data: TorchData) -> int:
     if isinstance(items, Sequence) and items and not isinstance(items, str):
         return data_length(items[0])
     raise ConfigError(
-        f"nobody can say how many samples a batch of type {type(data).__name__} has",
+        f"the number of samples is unknown for a batch of type {type(data).__name__} has",
         hint="define the trial's get_batch_length",
     )
 
@@ -268,8 +268,8 @@ class DataLoader:
         """
         if self.streams and not isinstance(self.dataset, Stateful):
             raise ConfigError(
-                "a stream without state_dict and load_state_dict cannot be resumed: nobody could "
-                "say which samples were seen, and they would come twice or never",
+                "a stream without state_dict and load_state_dict cannot be resumed: which samples "
+                "were seen is unknown, and they would come twice or never",
                 where=type(self.dataset).__name__,
                 hint="add both to the data set, or give it __len__ and __getitem__",
             )

@@ -253,6 +253,6 @@ def _found(state: State | None) -> State:
         raise ConfigError(
             "the checkpoint has no position in the data for this rank",
             where="build_training_data_loader",
-            hint="streams go on only with the same number of ranks; data with indices at any",
+            hint="streams continue only with the same number of ranks; data with indices with any",
         )
     return state

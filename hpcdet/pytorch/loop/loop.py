@@ -56,7 +56,7 @@ class Loop:
         """Train, then say how it ended."""
         if self._until() is None:
             raise ConfigError(
-                "nobody says how long to train",
+                "no length of training is given",
                 where="Trainer.fit",
                 hint="give searcher.max_length in the config, or fit(max_length=Batch(…))",
             )

@@ -132,7 +132,7 @@ class Saves:
                 raise Unrecoverable(
                     "it holds the state of a loop of its own, and this is a PyTorchTrial",
                     where=loaded.manifest.name,
-                    hint="go on with the script that made it, or take its weights in __init__: "
+                    hint="continue with the script that made it, or load its weights in __init__: "
                     "hpcdet.checkpoint.load",
                 )
             self._progress.decode(loaded.shared["progress"])
@@ -180,7 +180,7 @@ class Saves:
                 "ranks",
                 where=f"DataLoader(batch_size={size})",
                 hint="set the hyperparameter global_batch_size and take batch_size from "
-                "get_per_slot_batch_size(), or go on with the same number of slots",
+                "get_per_slot_batch_size(), or continue with the same number of slots",
             )
 
     def begin_random(self, loaded: LoadedState | None) -> None:

@@ -38,7 +38,7 @@ def checkpoint(gathered: Gathered, trial: int, text: str) -> str:
             raise UsageError(
                 f"{path} is a checkpoint of another trial",
                 where=where,
-                hint="a trial goes on from its own only; to begin another one there, fork",
+                hint="a trial continues from its own only; to begin another one there, fork",
             )
         name = path.name
     fits = [row for row in rows if name in (row.name, str(row.step))]

@@ -35,7 +35,7 @@ def cache_folder() -> Path:
     A compute node whose home cannot be written has one of its own in its temporary folder.
 
     Raises:
-        Unavailable: the folder belongs to somebody else or others may write it.
+        Unavailable: the folder belongs to another user or others may write it.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(os.environ.get("HPCDET_CACHE") or base / "hpcdet") / "polling"

@@ -151,7 +151,7 @@ def _not_ours(paths: ExperimentPaths, folder: Path) -> str:
     if not stat.S_ISDIR(status.st_mode):
         return "is no folder"
     if status.st_uid != os.getuid():
-        return "belongs to somebody else"
+        return "belongs to another user"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"may be changed by others (mode {stat.S_IMODE(status.st_mode):04o})"
     mark = _read(folder)

@@ -49,7 +49,7 @@ class Unproven(Unavailable):
             f"rank {rank} could not make sure over gloo that it speaks to rank {named} of {size} "
             "of its own attempt",
             where="distributed.backend",
-            hint="somebody else connects to gloo's ports, or they cannot be reached between the "
+            hint="another process connects to gloo's ports, or they cannot be reached between the "
             "nodes; docs/explanation/security.md",
         )
 

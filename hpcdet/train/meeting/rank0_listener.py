@@ -268,7 +268,7 @@ def _connect(where: Path | tuple[str, int], patience_s: float) -> socket.socket:
         with opened(where) as inside:
             connection.connect(f"{inside}/{SOCKET}")
         if peer_uid(connection) != os.geteuid():
-            raise PermissionError(f"{where} is somebody else's")
+            raise PermissionError(f"{where} belongs to another user")
     except BaseException:
         connection.close()
         raise

@@ -105,7 +105,7 @@ def meet(
             return
         if "MASTER_ADDR" not in os.environ:
             raise ConfigError(
-                f"{ranks.world} ranks were started, and nobody says where they meet",
+                f"{ranks.world} ranks were started, and no address to meet at is given",
                 where="environment",
                 hint="submit with hpcdet, use torchrun, or set MASTER_ADDR and MASTER_PORT",
             )

@@ -119,7 +119,7 @@ def _killed(seen: Evidence) -> tuple[Reason, str] | None:
         died_of = _DIED_OF.get(seen.exit_code, "")  # a launcher that was killed says nothing
     if died_of == "SIGKILL":
         if seen.oom:
-            return "oom", "killed by the kernel for want of memory"
+            return "oom", "killed by the kernel: out of memory"
         if seen.noticed or not seen.stands:
             return told, ""
         if _own_words(seen) and not seen.died_of and _hydra_killed(seen.launcher):

@@ -118,7 +118,9 @@ class Trainer:
             max_length = Batch(1)
         until = context.core.searcher.until or (max_length.length() if max_length else None)
         if until is None:
-            raise UsageError("nobody says how long", where="Trainer.fit", hint="max_length=…")
+            raise UsageError(
+                "no length of training is given", where="Trainer.fit", hint="max_length=…"
+            )
         state = steps.restore()
         self._load(state)
         data = self._micro_batches()
@@ -169,7 +171,7 @@ class Trainer:
         if not isinstance(loader, DataLoader):
             if not context.unchecked_data:
                 raise ConfigError(
-                    "only hpcdet's DataLoader knows where it is",
+                    "only hpcdet's DataLoader has a position",
                     where="build_training_data_loader",
                     hint="use determined.pytorch.DataLoader, or call "
                     "context.disable_dataset_reproducibility_checks()",
