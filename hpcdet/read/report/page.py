@@ -12,6 +12,7 @@ from typing import Any
 
 from hpcdet import __version__, units
 from hpcdet.read.experiment.gather import Gathered
+from hpcdet.read.experiment.timing import PHASES
 from hpcdet.read.report import curves, fronts, timeline_chart
 from hpcdet.read.report.scale import number, slot_time
 from hpcdet.read.report.steps import steps, use, uses
@@ -84,6 +85,7 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
         "failed": sum(n for reason, n in reasons.items() if reason and reason not in _EXPECTED),
         "shares": list(_shares(sums)),
         "steps": steps(gathered),
+        "phase_words": PHASES,
         "uses": uses(gathered),
         "timeline": timeline_chart.timeline(gathered, found),
         "signs": timeline_chart.MARKS,

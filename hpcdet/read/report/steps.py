@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdet import units
 from hpcdet.read.experiment import timing
-from hpcdet.read.experiment.gather import Gathered
+from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 from hpcdet.read.report.scale import number
 
 WIDTH, LEFT, RIGHT, TOP = 960, 56, 20, 4
@@ -45,9 +44,8 @@ class Bar:
     trial: int
     y: float
     parts: list[StepPart]
-    step: str
-    samples: str
-    shares: list[str]
+    shares: list[float]
+    wall: timing.Times
 
 
 @dataclass(frozen=True)
@@ -56,13 +54,12 @@ class Steps:
 
     Attributes:
         phases: (colour, words) of each, in order.
-        stragglers: (trial and attempt, who, how much longer, phase).
     """
 
     bars: list[Bar]
     left_out: int
     phases: list[tuple[int, str]]
-    stragglers: list[tuple[str, str, str, str]]
+    stragglers: list[timing.Straggler]
     width: int
     height: int
     left: int
@@ -80,51 +77,29 @@ def steps(gathered: Gathered) -> Steps | None:
     shown = trials[:LANES]
     return Steps(
         bars=[
-            _bar(trial.number, TOP + row * LANE, times, timing.wall(trial), names, colours)
+            _bar(trial, TOP + row * LANE, times, colours)
             for row, (trial, times) in enumerate(shown)
         ],
         left_out=len(trials) - len(shown),
         phases=[(colours[name], timing.PHASES.get(name, name)) for name in names],
-        stragglers=[
-            (
-                f"{one.trial}.{one.attempt}",
-                one.name,
-                f"{one.over:.0%}",
-                timing.PHASES.get(one.phase, one.phase),
-            )
-            for trial, _ in trials
-            for one in timing.stragglers(timing.ranks(trial))
-        ],
+        stragglers=[one for trial, _ in trials for one in timing.stragglers(timing.ranks(trial))],
         width=WIDTH,
         height=TOP + LANE * len(shown),
         left=LEFT,
     )
 
 
-def _bar(
-    trial: int,
-    y: float,
-    times: timing.Times,
-    wall: timing.Times,
-    names: Sequence[str],
-    colours: dict[str, int],
-) -> Bar:
+def _bar(trial: GatheredTrial, y: float, times: timing.Times, colours: dict[str, int]) -> Bar:
     parts = []
     x = float(LEFT)
-    for name in names:
+    for name, colour in colours.items():
         width = (WIDTH - LEFT - RIGHT) * times.share(name)
         if width:
-            title = f"trial {trial}, {timing.PHASES.get(name, name)}: {times.share(name):.1%}"
-            parts.append(StepPart(colours[name], round(x, 2), round(width, 2), title))
+            about = f"trial {trial.number}, {timing.PHASES.get(name, name)}"
+            title = f"{about}: {times.share(name):.1%}"
+            parts.append(StepPart(colour, round(x, 2), round(width, 2), title))
         x += width
-    return Bar(
-        trial,
-        y,
-        parts,
-        f"{1000 * wall.step_s:.4g} ms" if wall.step_s else "",
-        number(wall.samples_per_s),
-        [f"{times.share(name):.1%}" for name in names],
-    )
+    return Bar(trial.number, y, parts, [times.share(name) for name in colours], timing.wall(trial))
 
 
 @dataclass(frozen=True)
