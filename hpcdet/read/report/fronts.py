@@ -36,12 +36,11 @@ class Front:
         path: the front of two objectives as stairs; points beyond them are dominated.
         hypervolume: of two objectives, the area that the front dominates, up to the worst
             feasible value of each; "" of more, or of one trial.
-        rows: trial, step, values; ``names`` are those of the values.
+        names: of the values in the table.
     """
 
     axes: Axes
     names: list[str]
-    rows: list[tuple[int, str, list[str]]]
     compared: str
     dots: list[Dot]
     path: str
@@ -80,15 +79,6 @@ def front(gathered: Gathered) -> Front | None:
     count, planar = len(stand.front), len(stand.goals.objectives) == 2
     return Front(
         names=names,
-        rows=[
-            (
-                trial,
-                number(stand.at[trial].step),
-                [number((row.objectives | row.constraints)[name]) for name in names],
-            )
-            for trial in stand.front
-            for row in [found[trial]]
-        ],
         compared=_compared(searcher, stand.length),
         dots=dots,
         path=_stairs([(across(x), up(y)) for x, y in sorted(on)], one) if planar else "",
