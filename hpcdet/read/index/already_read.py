@@ -7,15 +7,14 @@ While they look the same (``store.fs.freshness``), none of them is opened.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTrial
-from hpcdet.read.experiment.journals import AttemptJournal, Compared, Line
-from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.read.experiment.gather import GatheredAttempt, GatheredTrial
+from hpcdet.read.experiment.journals import AttemptJournal, Compared, Journals, Line, encode
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, Control, End, Trial, Verdict
 from hpcdet.store.fs import packed
 from hpcdet.store.fs.freshness import Seen
@@ -26,98 +25,46 @@ Plain = dict[str, Any]
 R = TypeVar("R", bound=JsonRecord)
 
 
-@dataclass
-class AttemptMemory:
-    """One attempt: its records as plain data, and its journal."""
-
-    number: int
-    journal: AttemptJournal
-    records: dict[str, Plain | None]
-
-
-@dataclass
-class TrialMemory:
-    """One trial: its records, standing and attempts."""
-
-    records: dict[str, Plain | None]
-    standing: Plain
-    attempts: list[AttemptMemory]
-
-    @classmethod
-    def decode(cls, text: str) -> TrialMemory:
-        value = json.loads(text)
-        attempts = [
-            AttemptMemory(**{**one, "journal": AttemptJournal.decode(one["journal"])})
-            for one in value["attempts"]
-        ]
-        return cls(**{**value, "attempts": attempts})
+def remember(trial: GatheredTrial) -> str:
+    """Return what is known of a trial, as ``recall`` reads it."""
+    attempts = [
+        {
+            "number": one.number,
+            "claim": _plain(one.claim),
+            "end": _plain(one.end),
+            "verdict": _plain(one.verdict),
+            "journal": one.journal,
+        }
+        for one in trial.attempts
+    ]
+    standing = {**vars(trial.standing), "last_end": _plain(trial.standing.last_end)}
+    record, control = _plain(trial.record), _plain(trial.control)
+    return encode(
+        {"record": record, "control": control, "standing": standing, "attempts": attempts}
+    )
 
 
-@dataclass(frozen=True)
-class RecalledAttempt(GatheredAttempt):
-    """An attempt from memory, without access to its files."""
-
-    memory: AttemptMemory
-
-    @cached_property
-    def claim(self) -> Claim | None:
-        return _decode(Claim, self.memory.records["claim"])
-
-    @cached_property
-    def end(self) -> End | None:
-        return _decode(End, self.memory.records["end"])
-
-    @cached_property
-    def verdict(self) -> Verdict | None:
-        return _decode(Verdict, self.memory.records["verdict"])
-
-    @cached_property
-    def journal(self) -> AttemptJournal:
-        return self.memory.journal
-
-
-@dataclass(frozen=True)
-class RecalledTrial(GatheredTrial):
-    """A trial from memory, without access to its files other than checkpoints."""
-
-    memory: TrialMemory
-
-    @cached_property
-    def record(self) -> Trial | None:
-        return _decode(Trial, self.memory.records["record"])
-
-    @cached_property
-    def controls(self) -> list[Control]:
-        control = _decode(Control, self.memory.records["control"])
-        return [] if control is None else [control]
-
-    @cached_property
-    def standing(self) -> Standing:
-        last = _decode(End, self.memory.standing["last_end"])
-        return Standing(**{**self.memory.standing, "last_end": last})
-
-    @cached_property
-    def attempts(self) -> Sequence[GatheredAttempt]:
-        return [
-            RecalledAttempt(self.paths.attempt(one.number), self.journals, one)
-            for one in self.memory.attempts
-        ]
-
-
-@dataclass(frozen=True)
-class Recalled(Gathered):
-    """An experiment with trials and decisions from memory, the rest from files."""
-
-    remembered: Sequence[GatheredTrial] = ()
-    decided: Sequence[Line] = ()
-
-    @cached_property
-    def trials(self) -> list[GatheredTrial]:
-        return list(self.remembered)
-
-    @cached_property
-    def decisions(self) -> list[Line]:
-        return list(self.decided)
+def recall(paths: TrialPaths, journals: Journals, text: str) -> GatheredTrial:
+    """Return a trial from memory, which opens none of its files other than checkpoints."""
+    value = json.loads(text)
+    trial, attempts = GatheredTrial(paths, journals), []
+    for one in value["attempts"]:
+        attempt = GatheredAttempt(paths.attempt(one["number"]), journals)
+        vars(attempt).update(  # the cached properties that would read files
+            claim=_decode(Claim, one["claim"]),
+            end=_decode(End, one["end"]),
+            verdict=_decode(Verdict, one["verdict"]),
+            journal=AttemptJournal.decode(one["journal"]),
+        )
+        attempts.append(attempt)
+    control, last = _decode(Control, value["control"]), value["standing"]["last_end"]
+    vars(trial).update(
+        record=_decode(Trial, value["record"]),
+        controls=[] if control is None else [control],
+        standing=Standing(**{**value["standing"], "last_end": _decode(End, last)}),
+        attempts=attempts,
+    )
+    return trial
 
 
 @dataclass(frozen=True)
@@ -135,26 +82,17 @@ class News:
     before: int
 
 
-def read_trial(
-    read: GatheredTrial, before: TrialMemory | None, by: Compared
-) -> tuple[TrialMemory, list[News]]:
-    """Return the memory of a trial's present files, and what is new in its journals."""
+def read_on(trial: GatheredTrial, before: GatheredTrial | None, by: Compared) -> list[News]:
+    """Read what is new in the journals of a trial, of which ``before`` is remembered."""
     known = {one.number: one.journal for one in before.attempts} if before else {}
-    attempts, news = [], []
-    for attempt in read.attempts:
+    news = []
+    for attempt in trial.attempts:
         journal = known.get(attempt.number) or AttemptJournal()
         rows = journal.rows
         lines, same = journal.read(attempt.paths.journal, by)
         news.append(News(attempt.number, lines, same, rows))
-        records = {
-            "claim": _plain(attempt.claim),
-            "end": _plain(attempt.end),
-            "verdict": _plain(attempt.verdict),
-        }
-        attempts.append(AttemptMemory(attempt.number, journal, records))
-    records = {"record": _plain(read.record), "control": _plain(read.control)}
-    facts = {**vars(read.standing), "last_end": _plain(read.standing.last_end)}
-    return TrialMemory(records, facts, attempts), news
+        vars(attempt)["journal"] = journal
+    return news
 
 
 def decision_paths(paths: ExperimentPaths) -> Iterator[Path]:

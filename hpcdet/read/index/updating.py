@@ -100,11 +100,12 @@ class _Update:
         fresh: list[int] = []
         for number in known:
             paths = self.paths.trial(number)
-            memory, new = self._trial(paths)
-            trials.append(already_read.RecalledTrial(paths, self.journals, memory))
+            trial, new = self._trial(paths)
+            trials.append(trial)
             if new:
                 fresh.append(number)
-        gathered = already_read.Recalled(self.paths, remembered=trials, decided=self._decisions())
+        gathered = Gathered(self.paths)
+        vars(gathered).update(trials=trials, decisions=self._decisions())
         whole = tables.of_experiment(gathered)
         if self._differs("experiment", whole["experiments"]):
             fresh = known  # it may be over, and with it trials that never ended
@@ -119,30 +120,30 @@ class _Update:
         if self.changed or fresh:
             self._remember("version", "", secrets.token_hex(8))
 
-    def _trial(self, paths: TrialPaths) -> tuple[already_read.TrialMemory, bool]:
-        """Return a trial's present memory, and True if anything in it is new."""
+    def _trial(self, paths: TrialPaths) -> tuple[GatheredTrial, bool]:
+        """Return a trial as it is now, and True if anything in it is new."""
         key = f"trials/{paths.number}"
         row, now = self._recalled(key), clock()
-        before = already_read.TrialMemory.decode(row[1]) if row else None
+        before = already_read.recall(paths, self.journals, row[1]) if row else None
         seen = already_read.decode_seen(row[0]) if row else None
         if before is not None and seen is not None and seen.holds(now):
             return before, False
         known = {one.number for one in before.attempts} if before else set()
         trial = GatheredTrial(paths, self.journals)
-        memory, news = already_read.read_trial(trial, before, self.compared)
-        text = encode(memory)
+        news = already_read.read_on(trial, before, self.compared)
+        text = already_read.remember(trial)
         self._remember(key, encode(Seen.now(watched(trial), now, seen)), text)
         if row is not None and row[1] == text:
-            return memory, False
+            return trial, False
         gone = known - {one.attempt for one in news}
         self._metrics(paths.number, news, gone)
-        if rewinds := (memory.records["control"] or {}).get("rewinds"):
-            self._leave_behind(paths.number, Lineage(rewinds))
+        if trial.lineage.rewinds:
+            self._leave_behind(paths.number, trial.lineage)
         for number in gone:
             self._unmark(paths.attempt(number).journal)
-        for one in memory.attempts:
-            self._mark(paths.attempt(one.number).journal, one.journal.mark)
-        return memory, True
+        for one in trial.attempts:
+            self._mark(one.paths.journal, one.journal.mark)
+        return trial, True
 
     def _metrics(self, trial: int, news: list[already_read.News], gone: set[int]) -> None:
         """Add the rows of new lines; for each value the highest attempt's newest row counts."""
