@@ -140,7 +140,9 @@ def run(argv: Sequence[str]) -> int:
     except OSError as error:
         said = refused(error)
         if not said.where.startswith("/") and _here_is_gone():
-            said = Unavailable("the folder you are in is gone", hint="cd to one that is there")
+            said = Unavailable(
+                "the current folder no longer exists", hint="change to an existing folder"
+            )
         _say(said.code, said.what, said.where, said.hint, as_json)
         _traceback_if_asked(argv)
         _print_no_more()
@@ -148,7 +150,7 @@ def run(argv: Sequence[str]) -> int:
     except Exception as error:
         if isinstance(error, RuntimeError) and "home directory" in str(error):  # of pathlib
             hint = "set HOME, or write the path without ~"
-            _say("CONFIG_INVALID", "there is no such home folder", "", hint, as_json)
+            _say("CONFIG_INVALID", "the home folder does not exist", "", hint, as_json)
             return ConfigError.exit_code
         what = f"{type(error).__name__}: {error}"
         _say("UNEXPECTED", what, "", "this is a bug; --debug shows where", as_json)

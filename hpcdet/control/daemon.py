@@ -145,7 +145,9 @@ def start(paths: ExperimentPaths) -> int:
         StillPending: it did not come up; ``searcher.log`` says why.
     """
     if (closed := Closed.read(paths.closed)) is not None:
-        raise UsageError(f"nothing is left to decide: it is {closed.state}", where=paths.id)
+        raise UsageError(
+            f"nothing is left to decide: the experiment is {closed.state}", where=paths.id
+        )
     home.refuse_copy(paths)
     said = status(paths)
     if said["kind"] == "daemon" and said["held"]:

@@ -102,7 +102,7 @@ class JobChain:
                     raise HpcdetError(
                         f"the scheduler refuses the searcher's job: {refused}",
                         where=f"site {self.site.name}",
-                        hint="searcher_job in the site file says what it asks for",
+                        hint="set its resources with searcher_job in the site file",
                     ) from refused
                 raise Unavailable(refused.refusal.message) from refused
         Submitted(job, self.scheduler.name, at=files.now()).write_once(self.place.submitted(number))
@@ -157,7 +157,9 @@ def start(paths: ExperimentPaths) -> str:
         HpcdetError: the scheduler refuses it.
     """
     if (closed := Closed.read(paths.closed)) is not None:
-        raise UsageError(f"nothing is left to decide: it is {closed.state}", where=paths.id)
+        raise UsageError(
+            f"nothing is left to decide: the experiment is {closed.state}", where=paths.id
+        )
     chain = JobChain.of(paths)
     if chain.site.scheduler == "slurm" and not chain.site.capabilities.submit_from_compute:
         raise UsageError(
@@ -168,7 +170,7 @@ def start(paths: ExperimentPaths) -> str:
         )
     if live := chain.live():
         [(job, _), *_] = live.values()
-        raise UsageError(f"its searcher is job {job} already", where=paths.id)
+        raise UsageError(f"the searcher runs already, as job {job}", where=paths.id)
     return chain.submit(chain.newest + 1)
 
 

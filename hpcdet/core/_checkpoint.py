@@ -347,7 +347,7 @@ def _state(loaded: LoadedState) -> Any:
     """
     if "state" not in loaded.shared:
         raise Unrecoverable(
-            "it holds the state of a PyTorchTrial, and this is a loop of its own",
+            "the checkpoint holds the state of a PyTorchTrial, and this is a custom loop",
             where=loaded.manifest.name,
             hint="continue with its class, or load its weights: hpcdet.checkpoint.load",
         )

@@ -120,7 +120,7 @@ class Context:
         """
         if per_rank and self.session.virtual is not None:
             raise UsageError(
-                "a state of each rank's own would not be exact with another number of ranks",
+                "a state per rank would not be exact with another number of ranks",
                 where=f"register_state({name!r})",
                 hint="leave per_rank out, or reproducibility.elastic: exact",
             )

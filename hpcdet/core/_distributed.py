@@ -54,7 +54,7 @@ class DistributedContext:
         ranks = Ranks.from_environment()
         if (rank, size) != (ranks.rank, ranks.world):
             raise UsageError(
-                f"it says rank {rank} of {size}, and this process is rank {ranks.rank} "
+                f"the caller gives rank {rank} of {size}, and this process is rank {ranks.rank} "
                 f"of {ranks.world}",
                 where="DistributedContext",
                 hint="leave it out and let the entrypoint be the script of one rank: hpcdet "

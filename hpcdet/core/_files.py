@@ -47,7 +47,7 @@ def _one(values: Sequence[Any], where: str) -> Any:
     for value in values:
         if value != values[0]:
             raise UsageError(
-                f"one rank says {values[0]!r:.80}, and another {value!r:.80}",
+                f"one rank gives {values[0]!r:.80}, and another {value!r:.80}",
                 where=f"metadata {where}",
                 hint="give it on one rank, or alike on all",
             )
@@ -84,7 +84,7 @@ def unpack(packed: Mapping[str, Any], folder: Path) -> None:
         path = PurePath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise IntegrityError(
-                f"it holds a file named {name!r}, which would lie outside of its folder",
+                f"the checkpoint has a file named {name!r}, which would lie outside its folder",
                 where="checkpoint",
                 hint="it was not made by hpcdet; do not use it",
             )

@@ -89,7 +89,7 @@ class VirtualContext:
             )
         if private is not None:
             raise ConfigError(
-                "a state that ranks have for themselves depends on their number",
+                "a state per rank depends on the number of ranks",
                 where=f"{WHERE}, checkpoint.save(private=…)",
                 hint="put it into the shared state, in order of virtual ranks",
             )

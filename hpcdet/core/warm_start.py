@@ -88,7 +88,7 @@ def catch_up(schedulers: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:
             except ValueError as error:
                 name = type(own).__name__
                 raise ConfigError(
-                    f"it cannot go where its parent's is, after {count} steps: {error}",
+                    f"the schedule cannot continue its parent's after {count} steps: {error}",
                     where=name,
                     hint=f"make the schedule longer than {count} steps, or begin from an earlier "
                     "checkpoint",

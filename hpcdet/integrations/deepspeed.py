@@ -117,7 +117,7 @@ def capture(context: core.Context, engine: Any) -> tuple[State, State]:
     """
     if engine.micro_steps % engine.gradient_accumulation_steps():
         raise UsageError(
-            "gradients of some batches wait for those of more",
+            "gradients are still being accumulated",
             where="deepspeed.save",
             hint="save after the batch with which the optimizer steps",
         )

@@ -33,7 +33,7 @@ def _watch(parent: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the main thread
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
-    say("the launcher of this rank is gone")
+    say("the launcher of this rank has exited")
     os._exit(PEER_LOST)
 
 
@@ -53,7 +53,7 @@ def _wait(lock: Path) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with contextlib.suppress(OSError), lock.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_SH)
-        say("the rank that runs this script is gone")
+        say("the rank that runs this script has exited")
         os._exit(PEER_LOST)
 
 

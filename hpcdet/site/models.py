@@ -67,7 +67,7 @@ class Detection(Model):
     def _one_way(self) -> Detection:
         ways = [self.env, self.hostname, self.command, self.scontrol]
         if sum(way is not None for way in ways) != 1:
-            raise ValueError("say one of env, hostname, command, scontrol")
+            raise ValueError("use one of env, hostname, command, scontrol")
         return self
 
 

@@ -293,7 +293,7 @@ def test_pinned_checkpoints_outlast_the_rules(cli: Cli) -> None:
         checkpoint.save(trial.checkpoint(step, 1), {"step": step})
     cli("ckpt", "pin", "digits/1", "100")
     folder = trial.checkpoint(100, 1)
-    assert "it is pinned" in cli("ckpt", "rm", folder, "-y", code=2).err
+    assert "the checkpoint is pinned" in cli("ckpt", "rm", folder, "-y", code=2).err
     none = checkpoint.RetentionRules(0, 0, 0)
     assert checkpoint.sweep(paths, none, trial=1, attempt=1, resume=1) == ["00000200.g1"]
     cli("ckpt", "unpin", folder)

@@ -109,7 +109,7 @@ def test_a_folder_that_is_gone_or_nobodys_home(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert "the folder you are in is gone" in cli("status", "./x", code=5).err
+    assert "the current folder no longer exists" in cli("status", "./x", code=5).err
     monkeypatch.setenv("HPCDET_ROOT", "~nobody-of-that-name/x")
     assert "set HOME" in cli("ls", code=4).err
 

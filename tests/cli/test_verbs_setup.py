@@ -128,7 +128,7 @@ def test_the_searcher_daemon_is_started_and_stopped(cli: Cli, tmp_path: Path) ->
     assert "no searcher runs" in cli("searcher", "stop", name, code=3).err
     there = ExperimentPaths(cli.root / name).daemon("login-2")
     daemon_registry.Daemon(7, 1).write_once(there)
-    assert "perhaps one stands by on login-2" in cli("searcher", "stop", name, code=3).err
+    assert "a searcher may stand by on login-2" in cli("searcher", "stop", name, code=3).err
     assert "stands by: perhaps pid 7 on login-2" in cli("searcher", "status", name).err
     there.unlink()
     pid = int(cli("searcher", "start", name).out)

@@ -98,7 +98,7 @@ def test_a_value_is_set_checked_and_shown_and_the_file_stays_its_owners(
     changed = [a for a, b in zip(file.read_text().split(), before.split(), strict=True) if a != b]
     assert changed == ["7"]
     assert cli("config", "get", file, "searcher.max_trials").out == "7\n"
-    assert "is that already" in cli("config", "set", file, "searcher.max_trials", "7").out
+    assert "has this value already" in cli("config", "set", file, "searcher.max_trials", "7").out
 
 
 def test_a_config_is_read_once_and_may_be_a_pipe(cli: Cli, tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_scalars_are_those_that_people_mean(tmp_path: Path) -> None:
         ("resources: {nodes: 2, slots_per_trial: 2, is_single_node: true}", "is_single_node"),
         (
             "resources: {slots_per_trial: 4, nodes: 2, min_slots_per_trial: 2}",
-            "what the scheduler has would change the result",
+            "the result would depend on which slots are free",
         ),
         (
             "resources: {slots_per_trial: 4, nodes: 2, min_slots_per_trial: 1}",

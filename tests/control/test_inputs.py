@@ -188,10 +188,13 @@ def trained(world: World, holder: Holder) -> None:
             "ended with exit code 3 without an answer; it said: oh",
         ),
         ("sleep 600", "no answer within 1 s"),
-        ("echo what", "its answer is not JSON: what"),
+        ("echo what", "the answer is not JSON: what"),
         ('printf \'{"state": 1, "act\'; kill -9 $$', "ended by signal SIGKILL without an answer"),
-        ('say \'{"kind": "stop", "trial": 9}\'', "wants to stop trial 9, which there is not"),
-        ('say \'{"kind": "create", "trial": 1}\'', "it creates trial 1; the next is 3"),
+        ('say \'{"kind": "stop", "trial": 9}\'', "wants to stop trial 9, which does not exist"),
+        (
+            'say \'{"kind": "create", "trial": 1}\'',
+            "the program creates trial 1; the next number is 3",
+        ),
         ('say \'{"kind": "ask", "why": "is that all?"}\'', "is that all?"),
     ],
 )

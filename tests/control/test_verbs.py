@@ -229,7 +229,7 @@ def test_only_trials_that_failed_so_are_tried_again_where_nobody_minds(tmp_path:
     later(world, holder)
 
     lines = [line for line in chain.read(world.paths) if line["kind"] == "command"]
-    assert [line["refused"] for line in lines] == ["none of its trials failed so", ""]
+    assert [line["refused"] for line in lines] == ["no trial failed in this way", ""]
     assert [standing(world.paths.trial(n)).state for n in (1, 2, 3)] == [
         *("runnable", "failed", "running"),
     ]

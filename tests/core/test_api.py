@@ -351,6 +351,6 @@ def test_ranks_store_one_folder_together(tmp_path: Path) -> None:
     (tmp_path / "EXP" / "code" / "script.py").write_text(SHARDED)
     attempt = ranks.run(trial, 2)
     verdict = attempt.verdict()
-    assert verdict is not None and "one rank says 0, and another 1" in verdict.error, attempt.log()
+    assert verdict is not None and "one rank gives 0, and another 1" in verdict.error, attempt.log()
     made = {one.step: one.world for one in checkpoint.committed(trial.checkpoints)}
     assert made == {4: 2, 5: 1}, "the newest two"

@@ -325,7 +325,7 @@ def test_what_is_launched_is_found(tmp_path: Path, arguments: str, meant: str) -
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("torch_distributed --trial", "--trial names no class"),
+        ("torch_distributed --trial", "--trial does not name a class"),
         ("horovod --autohorovod python3 t.py", "Horovod is not used here"),
         ("torch_distributed --nnodes 2 python3 t.py", "there is no command behind"),
     ],

@@ -170,7 +170,7 @@ def test_what_has_no_effect_is_said(tmp_path: Path) -> None:
     )
     said = "\n".join(map(str, config.load(file).warnings))
     assert "one slot sends no gradients" in said
-    assert "means nothing with strategy ddp" in said
+    assert "has no effect with strategy ddp" in said
     assert "bits depend on which shapes" in said
 
 

@@ -274,7 +274,7 @@ def test_a_state_of_another_kind_of_training_is_named(tmp_path: Path) -> None:
         alone.train(BitsTrial, tmp_path / "own", 2)
     alone.train(BitsTrial, tmp_path / "trial", 1)
     with core.init(checkpoint_storage=tmp_path / "trial") as context:
-        with pytest.raises(Unrecoverable, match="PyTorchTrial, and this is a loop of its own"):
+        with pytest.raises(Unrecoverable, match="PyTorchTrial, and this is a custom loop"):
             context.checkpoint.latest()
         with pytest.raises(Unrecoverable, match=r"00000001\.g1"):
             context.checkpoint.load("00000001.g1")

@@ -465,7 +465,7 @@ def test_a_parameter_that_would_not_be_saved_is_refused(tmp_path: Path) -> None:
             super().__init__(context)
             context.wrap_optimizer(torch.optim.SGD([nn.Parameter(torch.zeros(3))], lr=0.1))
 
-    with pytest.raises(ConfigError, match=r"shape \[3\] that is in no wrapped model"):
+    with pytest.raises(ConfigError, match=r"shape \[3\] is in no wrapped model"):
         alone.train(Loose, tmp_path, 1)
 
 

@@ -167,8 +167,10 @@ def test_an_experiment_that_its_owner_shows_to_nobody_is_said_to_be_his() -> Non
         closed.chmod(0o700)
         for name in ("mine-0001", "mine", "mine-0001/3", str(closed), str(closed / "trials")):
             code, said = as_nobody(["-C", made, "status", name])
-            owner = f"error: {closed}: it belongs to root, and you may not look into it\nhint: ask"
-            assert code == 5 and (said.startswith(owner) or name.endswith("trials")), said
+            owner = f"error: {closed}: the experiment belongs to root, and you may not read it\n"
+            assert code == 5 and (
+                said.startswith(f"{owner}hint: ask") or name.endswith("trials")
+            ), said
         assert as_nobody(["-C", made, "status", "other"])[0] == 3
         code, said = as_nobody(["-C", made, "ls"])
         assert code == 0 and "mine" not in said

@@ -68,7 +68,7 @@ def test_processes_that_mpi_does_not_know_as_ranks_are_told_how_to_start() -> No
         "try: mpi.prepare(Ranks(1, 4))\nexcept ConfigError as e: print(e, e.hint)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert "MPI says rank 0 of 1, the launcher rank 1 of 4" in done.stdout, done.stderr
+    assert "MPI gives rank 0 of 1, the launcher rank 1 of 4" in done.stdout, done.stderr
     assert "--mpi=pmix" in done.stdout
 
 

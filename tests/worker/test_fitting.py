@@ -129,5 +129,5 @@ def test_a_worker_gives_an_allocation_back_in_which_nothing_fits(cli: Cli) -> No
     line = timeline.passed_over(gather.gather(paths), 1)
     assert line is not None and line["worker"] == work.me.name
     said = " ".join(cli("explain", "digits").out.split())
-    assert f"it waits for another allocation: worker {work.me.name} had 12 min left" in said
+    assert f"the trial waits for another allocation: worker {work.me.name} had 12 min left" in said
     assert "about 10 min to begin" in said

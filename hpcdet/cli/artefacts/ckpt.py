@@ -237,7 +237,7 @@ def pin(out: Output, what: str, step: str | None, which: str) -> None:
     pins.pin(trial, folder.name)
     if not any((place / folder.name / MANIFEST).exists() for place in trial.checkpoint_places):
         pins.unpin(trial, folder.name)
-        raise NotFound("it has just been removed", where=str(folder))
+        raise NotFound("the checkpoint has just been removed", where=str(folder))
     _emit_pin(out, folder, True)
 
 
@@ -252,7 +252,7 @@ def unpin(out: Output, what: str, step: str | None, which: str) -> None:
     """
     folder = _one(what, step, which)
     if not pins.unpin(_trial_of(folder), folder.name):
-        raise NotFound("it is not pinned", where=str(folder))
+        raise NotFound("the checkpoint is not pinned", where=str(folder))
     _emit_pin(out, folder, False)
 
 
@@ -262,7 +262,7 @@ def _emit_pin(out: Output, folder: Path, pinned: bool) -> None:
 
 @ckpt_command.command("rm")
 @click.argument("what", nargs=-1, required=True, metavar="PATH|ID...")
-@click.option("-n", "--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be removed.")
 @output("ckpt.rm", RemovalView)
 def rm(out: Output, what: Sequence[str], dry_run: bool) -> None:
     """Remove checkpoints of trials that do not run, from scratch and project storage alike.
@@ -302,7 +302,7 @@ def _folders(what: Sequence[str]) -> list[Path]:
         there = [row for row in rows if row.state in source_checkpoint.THERE]
         complete = [Path(copy) for row in there for copy in row.copies]
         if not complete:
-            raise NotFound("it has no complete checkpoint", where=str(reference))
+            raise NotFound("the trial has no complete checkpoint", where=str(reference))
         found.extend(complete)
     return found
 
@@ -321,7 +321,7 @@ def _one(what: str, step: str | None, which: str) -> Path:
     listed = views.checkpoints(gathered, trial)
     rows = [row for row in listed if row.state in source_checkpoint.THERE]
     if not rows:
-        raise NotFound("it has no complete checkpoint", where=str(reference))
+        raise NotFound("the trial has no complete checkpoint", where=str(reference))
     if any_trial:
         return Path(source_checkpoint.best(rows, gathered, str(reference)).path)
     name = source_checkpoint.checkpoint(gathered, trial, step) if step else rows[-1].name
@@ -331,15 +331,15 @@ def _one(what: str, step: str | None, which: str) -> Path:
 def _trial_of(folder: Path) -> TrialPaths:
     reference = find.reference(str(folder), settings().root)
     if not reference.trial:
-        raise NotFound("it is no checkpoint of an experiment", where=str(folder))
+        raise NotFound("the folder is not a checkpoint of an experiment", where=str(folder))
     return reference.paths.trial(reference.trial)
 
 
 def _refuse_pinned(folder: Path) -> None:
     with contextlib.suppress(NotFound):
         if folder.name in pins.pinned(_trial_of(folder)):
-            hint = "hpcdet ckpt unpin leaves it to you again"
-            raise UsageError("it is pinned", where=str(folder), hint=hint)
+            hint = "unpin it first: hpcdet ckpt unpin"
+            raise UsageError("the checkpoint is pinned", where=str(folder), hint=hint)
 
 
 def _with_copies(folders: Sequence[Path]) -> list[Path]:
@@ -358,9 +358,9 @@ def _with_copies(folders: Sequence[Path]) -> list[Path]:
 def _refuse_damaged(rows: Sequence[reading.CheckedView]) -> None:
     refused = [row for row in rows if row.state in ("damaged", "newer")]
     if refused:
-        hint = "an earlier one may be whole: hpcdet ckpt verify ID checks them all"
+        hint = "an earlier checkpoint may be whole: hpcdet ckpt verify ID checks all"
         if refused[0].state == "newer":
-            hint = "use the hpcdet that made it, or a later one"
+            hint = "use the version of hpcdet that made the checkpoint, or a later one"
         raise IntegrityError(_damage(refused[0]), where=refused[0].path, hint=hint)
 
 
@@ -381,7 +381,7 @@ def _refuse_live(folder: Path) -> None:
     if any(states.trial_state(trial, over) in ("RUNNING", "STOPPING") for trial in of):
         raise UsageError("the trial is running", where=str(found), hint="pause or cancel it first")
     if any(states.trial_state(trial, over) == "PENDING" for trial in of):
-        what = "the trial waits to go on from its checkpoints"
+        what = "the trial is paused and will continue from its checkpoints"
         raise UsageError(what, where=str(found), hint="pause or cancel it first")
 
 

@@ -101,7 +101,9 @@ def refuse_live(paths: ExperimentPaths) -> None:
     jobs = any(job.submitted and job.submitted.job for job in gathered.jobs)
     if workers or (jobs and state != "PAUSED"):
         raise UsageError(
-            f"it is alive ({state})", where=paths.id, hint=f"hpcdet cancel {called(paths)} --wait"
+            f"the experiment is still active ({state})",
+            where=paths.id,
+            hint=f"hpcdet cancel {called(paths)} --wait",
         )
     holder = daemon.status(paths)
     if holder["held"] and (holder["age_s"] or 0.0) <= states.FRESH_S:
@@ -140,8 +142,8 @@ def size_of(paths: ExperimentPaths) -> int:
 @click.command("move", short_help="Move an experiment's folder.")
 @id_argument()
 @click.argument("to", type=click.Path(path_type=Path), required=False)
-@click.option("--here", is_flag=True, help="It lies where it shall be: take it over there.")
-@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--here", is_flag=True, help="The folder is in its new place already: record that.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be done.")
 @output("move", MoveView)
 def move_command(out: Output, id: str, to: Path | None, here: bool, dry_run: bool) -> None:
     """Move an experiment that has ended or is paused: into the folder TO, or to that new path.
@@ -157,7 +159,7 @@ def move_command(out: Output, id: str, to: Path | None, here: bool, dry_run: boo
               hpcdet move /scratch/ada/restored/digits-7f3a --here
     """
     if here == (to is not None):
-        raise UsageError("say where to: a folder, or --here", where="move")
+        raise UsageError("no destination given; name a folder, or use --here", where="move")
     paths = whole(id)
     if to is None:
         what = _take_over(paths, dry_run)
@@ -168,7 +170,7 @@ def move_command(out: Output, id: str, to: Path | None, here: bool, dry_run: boo
     to = to.expanduser().absolute()
     target = to / paths.id if to.is_dir() else to
     if target.exists():
-        raise UsageError("there is something already", where=str(target))
+        raise UsageError("the path exists already", where=str(target))
     if not target.parent.is_dir():
         raise UsageError("no such folder", where=str(target.parent))
     what = "would be moved" if dry_run else "moved"
@@ -229,7 +231,9 @@ def _move(source: Path, target: Path) -> None:
     partial.mkdir(mode=files.FOLDER_MODE)  # nobody else looks in while modes are not copied yet
     shutil.copytree(source, partial, symlinks=True, dirs_exist_ok=True)
     if total_bytes(partial) != total_bytes(source):
-        raise IntegrityError("the copy is not whole; the original is untouched", where=str(partial))
+        raise IntegrityError(
+            "the copy is incomplete; the original is untouched", where=str(partial)
+        )
     os.sync()  # the copy must outlast a crash that the original does not
     partial.rename(target)
     files.sync_folder(target.parent)
@@ -240,7 +244,7 @@ def _move(source: Path, target: Path) -> None:
 @id_argument()
 @click.option("--out", "target", type=click.Path(path_type=Path), help="The file [ROOT/ID.tar.gz].")
 @click.option("--remove", is_flag=True, help="Remove the folder once the file is complete.")
-@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be done.")
 @output("archive", ArchiveView)
 def archive_command(out: Output, id: str, target: Path | None, remove: bool, dry_run: bool) -> None:
     """Pack an experiment into one file; unpacked under a root, it is valid again.
@@ -254,7 +258,7 @@ def archive_command(out: Output, id: str, target: Path | None, remove: bool, dry
     refuse_live(paths)
     file = target or paths.root.with_name(f"{paths.id}.tar.gz")
     if file.exists():
-        raise UsageError("there is something already", where=str(file))
+        raise UsageError("the path exists already", where=str(file))
     if not file.absolute().parent.is_dir():
         raise UsageError("no such folder", where=str(file.absolute().parent))
     out.expect()
@@ -290,7 +294,7 @@ def _pack(paths: ExperimentPaths, file: Path) -> None:
         with tarfile.open(partial) as tar:
             names = set(tar.getnames())
         if f"{paths.id}/{paths.config.name}" not in names:
-            raise IntegrityError("the archive is not whole", where=str(partial))
+            raise IntegrityError("the archive is incomplete", where=str(partial))
         with partial.open("rb") as packed:
             os.fsync(packed.fileno())
         partial.rename(file)
@@ -314,7 +318,7 @@ def _pack_below(tar: tarfile.TarFile, folder: Path, paths: ExperimentPaths) -> N
 
 @click.command("rm", short_help="Remove ended experiments.")
 @ids_argument()
-@click.option("-n", "--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be removed.")
 @output("rm", ActionView)
 def rm_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
     """Remove experiments that have ended, with their checkpoints, for good.

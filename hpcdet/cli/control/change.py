@@ -26,7 +26,7 @@ from hpcdet.store.folder.layout import ExperimentPaths
     "words", nargs=-1, required=True, metavar="ID... KEY=VALUE...", shell_complete=complete
 )
 @extending.options
-@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be done.")
 @output("set", ActionView)
 def set_command(
     out: Output, words: Sequence[str], more_trials: int | None, longer: str | None, dry_run: bool
@@ -50,7 +50,7 @@ def set_command(
 
     def act(found: find.Reference) -> str:
         if found.trial:
-            raise UsageError("limits are those of a whole experiment", where=str(found))
+            raise UsageError("limits apply to a whole experiment, not to a trial", where=str(found))
         number = 0
         while not number:
             follows = commands.following(found.paths) if more_trials else 0
@@ -79,4 +79,4 @@ def _turn(paths: ExperimentPaths) -> None:
         with CommandCrank(paths, "command") as crank:
             crank.turn()
     except (HpcdetError, OSError) as error:
-        settings().warn(f"asked, but nothing is done yet: {error}")
+        settings().warn(f"command recorded, but not carried out yet: {error}")

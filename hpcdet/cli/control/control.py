@@ -24,11 +24,11 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _dry_run() -> Decorator:
-    return click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
+    return click.option("-n", "--dry-run", is_flag=True, help="Only print what would be done.")
 
 
 def _wait() -> Decorator:
-    return click.option("--wait", is_flag=True, help="Until it is done.")
+    return click.option("--wait", is_flag=True, help="Wait until it is done.")
 
 
 @click.command("cancel", short_help="Save checkpoints, then end experiments or trials for good.")
@@ -39,7 +39,7 @@ def _wait() -> Decorator:
     type=click.Choice(STATES, case_sensitive=False),
     help="Only those in this state (repeat for more).",
 )
-@click.option("--now", is_flag=True, help="Save nothing: end what runs at once.")
+@click.option("--now", is_flag=True, help="Save nothing: stop running trials at once.")
 @click.option("--reason", default="", metavar="TEXT", help="Why; events shows it.")
 @_dry_run()
 @_wait()

@@ -53,12 +53,14 @@ _ENDS: dict[str, tuple[Reason, ...]] = {
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Change what leaves the result as it is (repeat for more).",
+    help="Change a key that does not affect results (repeatable).",
 )
 @click.option("--time", metavar="TIME", help="Walltime of the jobs from now on: 2h, 12:00:00.")
 @extending.options
-@click.option("--verify", is_flag=True, help="Read the checkpoints first; exit 9 if none is whole.")
-@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option(
+    "--verify", is_flag=True, help="Read the checkpoints first; exit 9 if none is intact."
+)
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be done.")
 @output("resume", ActionView)
 def resume_command(
     out: Output,
@@ -204,7 +206,7 @@ def _verify(
             raise IntegrityError(
                 f"no undamaged checkpoint to continue from: {damaged[0].error}",
                 where=f"{gathered.id}/{number}",
-                hint="to begin anew, submit again",
+                hint="submit the experiment again to start from the beginning",
             )
         whole = [row for row in looked if row.state != "damaged"]
         said += [f"trial {number}: {Path(row.path).name} is whole" for row in whole[:1]]
@@ -228,9 +230,16 @@ def _copies(trial: TrialPaths, names: Sequence[str]) -> list[Path]:
 )
 @click.option("--mem", metavar="x2|8G", help="Memory per slot from now on: a factor or a size.")
 @click.option(
-    "--exclude-node", "nodes", multiple=True, metavar="NODE", help="Not on it (repeat for more)."
+    "--mem", metavar="x2|8G", help="Memory per slot from now on: a multiple or an amount."
 )
-@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option(
+    "--exclude-node",
+    "nodes",
+    multiple=True,
+    metavar="NODE",
+    help="Do not use this node (repeatable).",
+)
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be done.")
 @output("retry", ActionView)
 def retry_command(
     out: Output,
@@ -295,7 +304,7 @@ def _failed(
     """Return the failed trials that a retry concerns. Raises UsageError if there is none."""
     state = state_of(found, gathered)
     if gathered.closed is not None and gathered.closed.state == "CANCELED":
-        hint = "submit it again to run it once more"
+        hint = "submit the config again to run it once more"
         raise wrong_state("retry", found, "CANCELED, and with it the whole experiment", hint)
     if not found.trial and state == "STOPPING":
         raise wrong_state("retry", found, state)
@@ -307,12 +316,12 @@ def _failed(
         if found.trial == trial.number or (not found.trial and states.trial_state(trial) == "ERROR")
     ]
     if not failed:
-        raise UsageError("none of its trials has failed", where=str(found))
+        raise UsageError("no trial of the experiment has failed", where=str(found))
     last = {t.number: t.standing.last_end.reason if t.standing.last_end else "" for t in failed}
     chosen = [number for number, reason in last.items() if not reasons or reason in reasons]
     if not chosen:
         others = ", ".join(f"{number} by {reason}" for number, reason in last.items())
-        raise UsageError("none of its trials failed so", where=str(found), hint=f"failed: {others}")
+        raise UsageError("no trial failed in this way", where=str(found), hint=f"failed: {others}")
     return chosen
 
 
@@ -322,6 +331,7 @@ def _memory(text: str, now: int | None) -> int:
         return int(changing.checked(MEMORY, text))
     if now is None:
         raise UsageError(
-            "--mem x2 of what? The config asks for no memory", hint="say how much: --mem 8G"
+            "--mem x2 needs a base, and the config asks for no memory",
+            hint="give an amount: --mem 8G",
         )
     return int(changing.checked(MEMORY, int(float(match[1]) * now)))

@@ -151,6 +151,6 @@ def confirm(question: str) -> None:
     if settings().yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"{question} needs a yes, and there is no terminal", hint="add -y")
+        raise UsageError(f"{question} needs confirmation, and there is no terminal", hint="add -y")
     if not click.confirm(question, err=True):
         raise UsageError("not confirmed; nothing was done")

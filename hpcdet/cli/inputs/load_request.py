@@ -64,7 +64,7 @@ def setting_options() -> Decorator:
             metavar="FILE",
             expose_value=False,
             callback=_keep_template,
-            help="A config whose values count where CONFIG has none.",
+            help="A config that gives values where CONFIG has none.",
         )(function)
         function = click.option(
             "--ignore",

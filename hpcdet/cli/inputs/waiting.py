@@ -55,12 +55,14 @@ class Waiting:
                 continue
             if found.trial:
                 hint = f"name the experiment: {found.paths.id}"
-                raise UsageError("one trial cannot be waited for", where=text, hint=hint)
+                raise UsageError(
+                    "--after takes whole experiments, not one trial", where=text, hint=hint
+                )
             closed = Closed.read(found.paths.closed)
             if closed is None:
                 experiments.append(found.paths)
             elif closed.state != "COMPLETED":
-                what = f"it ended as {closed.state}; --after waits for a good end"
+                what = f"the experiment ended as {closed.state}; --after waits for success"
                 raise ConfigError(what, where=found.paths.id, hint="leave --after out")
             else:
                 settings().note(f"{found.paths.id} is COMPLETED: nothing to wait for")

@@ -87,11 +87,11 @@ def check(id: str) -> None:
         stale = database.differences(paths)
     if stale:
         raise IntegrityError(
-            f"not what the files say: {', '.join(stale)}",
+            f"the index does not match the files: {', '.join(stale)}",
             where=str(database.place(paths)),
             hint=f"hpcdet index update {called(paths)}",
         )
-    settings().note(f"{database.place(paths)} is what the files say")
+    settings().note(f"{database.place(paths)} matches the files")
 
 
 @index_command.command("snapshot")

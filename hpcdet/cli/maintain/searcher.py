@@ -62,8 +62,8 @@ def _paths(id: str) -> ExperimentPaths:
 
 @searcher_command.command("run")
 @id_argument()
-@click.option("--once", is_flag=True, help="Only what is to be done now, for cron and scrontab.")
-@click.option("--as-job", is_flag=True, help="As a small batch job, and its successors.")
+@click.option("--once", is_flag=True, help="Do what is due now and exit, for cron and scrontab.")
+@click.option("--as-job", is_flag=True, help="Run as a chain of small batch jobs.")
 def run(id: str, once: bool, as_job: bool) -> None:
     """Decide in the foreground, until the experiment is over. Ctrl-C frees the lease.
 
@@ -77,7 +77,7 @@ def run(id: str, once: bool, as_job: bool) -> None:
     """
     paths = _paths(id)
     if once and as_job:
-        raise UsageError("--once and --as-job are two ways", hint="choose one of them")
+        raise UsageError("--once and --as-job exclude each other", hint="choose one of them")
     if as_job:
         from hpcdet.control import searcher_job
 
@@ -108,7 +108,7 @@ def start(id: str) -> None:
     settings().note(f"the searcher of {paths.id} runs; its log is {paths.searcher_log}")
     said = daemon.status(paths)
     if said["held"] and said["kind"] != "daemon":
-        settings().note(f"it stands by: a {said['kind']} decides now")
+        settings().note(f"the searcher stands by: a {said['kind']} decides now")
 
 
 @searcher_command.command("stop")
@@ -124,7 +124,7 @@ def stop(id: str) -> None:
 
     if not (daemon.stop(paths) or searcher_job.stop(paths)):
         others = [one["host"] for one in daemon.status(paths)["perhaps"]]
-        hint = f"perhaps one stands by on {', '.join(others)}: stop it there" if others else ""
+        hint = f"a searcher may stand by on {', '.join(others)}: stop it there" if others else ""
         raise NotFound("no searcher runs here", where=paths.id, hint=hint)
     settings().note(f"the searcher of {paths.id} has ended")
 
@@ -150,7 +150,7 @@ def status(out: Output, id: str) -> None:
 
 @searcher_command.command("replay")
 @id_argument()
-@click.option("--verify", is_flag=True, help="Decide everything again; exit 1 if it differs.")
+@click.option("--verify", is_flag=True, help="Repeat all decisions; exit 1 if one differs.")
 @output("searcher.replay")
 def replay(out: Output, id: str, verify: bool) -> None:
     """Show the events that the search method received and its decisions, in order.
@@ -209,7 +209,7 @@ def _verified(paths: ExperimentPaths, lines: list[dict[str, Any]]) -> dict[str, 
         raise HpcdetError(
             str(again.difference),
             where=where,
-            hint="the searcher's code has changed, or it is no pure function of its events",
+            hint="the searcher's code has changed, or is not a pure function of its events",
         )
     if again.failed:
         raise HpcdetError(again.failed, where=where, hint=f"hpcdet events {called(paths)}")
@@ -217,7 +217,7 @@ def _verified(paths: ExperimentPaths, lines: list[dict[str, Any]]) -> dict[str, 
         raise HpcdetError(
             "the snapshot is not the state after these records",
             where=str(paths.snapshot(term, n)),
-            hint="remove it: it is not needed",
+            hint="remove the snapshot; it is only a shortcut",
         )
     return {
         "id": paths.id,

@@ -29,7 +29,7 @@ COLUMNS = (
 
 @click.command("events", short_help="What happened, in order.")
 @id_argument()
-@click.option("-f", "--follow", "follow_", is_flag=True, help="Go on as things happen.")
+@click.option("-f", "--follow", "follow_", is_flag=True, help="Follow new events.")
 @click.option("--kind", multiple=True, help="Only events of this kind (repeat for more).")
 @click.option("--gantt", is_flag=True, help="A chart of the attempts as text.")
 @output("events", EventView)

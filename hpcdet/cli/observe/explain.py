@@ -65,7 +65,7 @@ _WAITS = {
     "launch": "the scheduler holds it after a failed launch: the next turn replaces it",
     "never": "it cannot start as it is: the next turn removes it and names the remedy",
     "limit": "it passes when others of its user, account or QOS have ended",
-    "outage": "it passes when the partition or node is back: sinfo -R says why it is down",
+    "outage": "it starts when the partition or node is back: sinfo -R shows why it is down",
     "begin_time": "it passes by itself: a requeued task waits two minutes",
 }
 """What a kind of waiting means (``schedulers.common.base.Wait``)."""
@@ -92,7 +92,7 @@ def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
         if not asked or finding.kind in {"state", *asked}
     ]
     if asked and not any(finding.kind in asked for finding in findings):
-        settings().note("nothing else is known of that")
+        settings().note("nothing else is known")
     if not out.for_people or out.fields:
         out.emit(findings, COLUMNS, key="about")
         return
@@ -189,7 +189,7 @@ def _queue(gathered: gather.Gathered, item: StatusView) -> Iterator[FindingView]
             yield _finding("pending", name, refused, hint, evidence)
         elif job.hold and not job.job and not gathered.closed:
             hint = _by_hand(gathered, job.script)
-            prepared = "it is prepared and waits to be submitted by hand"
+            prepared = "the experiment is prepared and waits to be submitted by hand"
             yield _finding("pending", name, prepared, hint)
     if item.health == "queued":
         waiting = states.waiting_jobs(gathered)
@@ -257,7 +257,7 @@ def _trial(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingV
         lost = sum(_redone(a, b) for a, b in itertools.pairwise(attempts))
         whys = [f"{_WORDS[reason]} ({n} times)" for reason, n in counts.items()]
         whys += [f"promoted ({row.promotions} times)"] if row.promotions else []
-        again = f"it began {len(attempts)} times: {', '.join(whys)}; {lost} steps again"
+        again = f"the trial began {len(attempts)} times: {', '.join(whys)}; {lost} steps again"
         yield _finding("restart", row.id, again)
     line = timeline.passed_over(gathered, row.trial) if row.state == "PENDING" else None
     if line is not None and (not attempts or line["t"] > attempts[-1].end):
@@ -267,7 +267,7 @@ def _trial(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingV
             f"{units.duration(line['leave_s'])} to save and leave",
         ]
         left = units.duration(line["left_s"])
-        said = f"it waits for another allocation: worker {line['worker']} had {left} left"
+        said = f"the trial waits for another allocation: worker {line['worker']} had {left} left"
         yield _finding("pending", row.id, said, "", needs)
     if row.origin:
         *parents, _ = lineage.chain(gathered, row.trial)

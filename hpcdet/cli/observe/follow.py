@@ -87,7 +87,7 @@ def until(
             if (all if every else any)(done(item) for item in items):
                 return items
             if deadline is not None and time.monotonic() >= deadline:
-                raise StillPending("the time to wait is over", where=_names(items))
+                raise StillPending("not finished within --timeout", where=_names(items))
             # looking must stay a small part of the time, however large the experiment is
             pause(min(longest_s, max(0.5, 10 * (time.monotonic() - begin))))
 

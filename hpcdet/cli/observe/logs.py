@@ -32,7 +32,7 @@ COLUMNS = (Column("TRIAL", "trial"), Column("ATTEMPT", "attempt"), Column("RANK"
 
 @click.command("logs", short_help="What the ranks printed, across attempts.")
 @id_argument()
-@click.option("-f", "--follow", "follow_", is_flag=True, help="Go on as lines come, to its end.")
+@click.option("-f", "--follow", "follow_", is_flag=True, help="Follow new lines until the end.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option("--head", type=click.IntRange(min=0), metavar="N", help="Only the first N lines.")
 @click.option("--rank", type=int, multiple=True, help="Only this rank (repeat for more).")
@@ -83,7 +83,7 @@ def logs_command(
     found = find.reference(id, settings().root)
     attempt = found.attempt or attempt
     if previous and (attempt or follow_):
-        hint = "it stands for an attempt, and that one is over"
+        hint = "--previous names an attempt that is over"
         raise UsageError("neither an attempt nor -f goes with --previous", hint=hint)
     chosen = logs.sources(
         found.paths,

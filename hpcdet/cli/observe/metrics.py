@@ -110,7 +110,7 @@ def metrics_command(
               hpcdet metrics digits-7f3a --group timing --last
     """
     if last and best:
-        raise UsageError("--last and --best are two questions", hint="ask one of them")
+        raise UsageError("--last and --best exclude each other", hint="leave one out")
     items: list[MetricView] = []
     for reference in references(ids):
         gathered = gather.gather(reference.paths)

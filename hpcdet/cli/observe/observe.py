@@ -189,7 +189,7 @@ def status_command(out: Output, ids: Sequence[str], watch: str | None, exit_stat
             _print_status(out, items, warnings)
     bad = [item.id for item in items if item.state in ("ERROR", "CANCELED")]
     if exit_status and bad:
-        raise Unsuccessful("it ended, and not well", where=", ".join(bad))
+        raise Unsuccessful("ended without success", where=", ".join(bad))
 
 
 def _watched(watch: str, ids: Sequence[str]) -> tuple[float, Sequence[str]]:

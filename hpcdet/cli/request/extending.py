@@ -63,7 +63,7 @@ def wanted(
         match = re.fullmatch(r"(\d+)\s*([a-z]*)", longer.strip())
         if now.max_length is None:
             raise UsageError(
-                "its code decides how long it trains",
+                "the code of this experiment decides how long trials train",
                 where=gathered.id,
                 hint="no searcher.max_length",
             )
@@ -107,7 +107,7 @@ def possible(gathered: Gathered, changed: Collection[str], trials: int | None = 
     ended_by = why.partition(":")[0] in now.stopping
     if now.stopping_version == 1 and ended_by and not overrides.FURTHER.isdisjoint(changed):
         raise UsageError(
-            f"the search stays ended, as its version of the policies has it ({why})",
+            f"the search has ended, and its version of the policies cannot reopen it ({why})",
             where=gathered.id,
             hint=f"submit anew; searcher.warm_start takes what {gathered.id} has shown",
         )

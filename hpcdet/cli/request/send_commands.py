@@ -160,11 +160,11 @@ def _see_off(experiments: list[ExperimentPaths]) -> None:
                 follow.pause(0.2)
                 _turn_all(all_of_them)
     except (HpcdetError, OSError) as error:
-        settings().warn(f"asked, but not all is done yet: {error}")
+        settings().warn(f"command recorded, but not fully carried out yet: {error}")
         return
     for paths in alone:
         settings().note(
-            f"{paths.id} ends once its jobs have left the queue; to see to that: "
+            f"{paths.id} ends once its jobs have left the queue; to check: "
             f"hpcdet searcher run {called(paths)}"
         )
 
@@ -188,10 +188,10 @@ def _turn_once(paths: ExperimentPaths) -> None:
             turn = crank.turn()
             if turn.blind:
                 settings().warn(
-                    f"{paths.id}: asked, but not all of it can be done here: {turn.blind}"
+                    f"{paths.id}: recorded, but not all of it can be done here: {turn.blind}"
                 )
     except (HpcdetError, OSError) as error:
-        settings().warn(f"asked, but nothing is done yet: {error}")
+        settings().warn(f"command recorded, but not carried out yet: {error}")
 
 
 def turn_until_somebody_works(paths: ExperimentPaths) -> None:
@@ -213,7 +213,7 @@ def turn_until_somebody_works(paths: ExperimentPaths) -> None:
                     follow.pause(0.2)
                     crank.turn_if_due()
     except (HpcdetError, OSError) as error:
-        settings().warn(f"asked, but nothing is done yet: {error}")
+        settings().warn(f"command recorded, but not carried out yet: {error}")
 
 
 def _somebody_works(crank: CommandCrank) -> bool:

@@ -62,7 +62,7 @@ class ForkView:
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Change what leaves the result as it is (repeat for more).",
+    help="Change a key that does not affect results (repeatable).",
 )
 @extending.options
 @click.option("--name", help="Instead of the config's name.")

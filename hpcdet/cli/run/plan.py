@@ -45,7 +45,7 @@ from hpcdet.store.config.resolved_config import Resolved
 @click.option(
     "--decision-time",
     metavar="TIME",
-    help="From a report until the trial hears [as in the newest experiment of this name].",
+    help="From a report until the trial is answered [as in the newest experiment of this name].",
 )
 @output("plan")
 def plan_command(

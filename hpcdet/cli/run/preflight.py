@@ -128,7 +128,7 @@ def _rehearse_on_a_node(wanted: SubmitRequest, timeout: float) -> None:
     with one_shot_job.folder(wanted.root) as place, busy("testing the code on a node"):
         argv = [python, *_rehearsal(wanted, place / "experiments")]
         answer, said = one_shot_job.run(place, wanted.site, alone, argv, timeout)
-    settings().note(f"it ran on {answer.host}")
+    settings().note(f"the test ran on {answer.host}")
     _judge(wanted, answer.code, said)
 
 
@@ -190,5 +190,5 @@ def _first_trial(wanted: SubmitRequest, code: Path) -> Trial:
         raise ConfigError(error.what, where="searcher.program", hint=hint) from error
     created = next((action for action in actions if isinstance(action, events.Create)), None)
     if created is None:
-        raise ConfigError("the searcher makes no trial at its start", where="searcher")
+        raise ConfigError("the searcher creates no trial at its start", where="searcher")
     return Trial(1, dict(created.params), created.seed, parent=created.parent)

@@ -118,7 +118,7 @@ def _wait(name: str, help: str) -> Callable[[Decorated], Decorated]:
     type=_Window(),
     multiple=True,
     metavar="A..B",
-    help="Nobody decides from A to B, as 8h..16h; repeatable.",
+    help="No process decides from A to B, as 8h..16h (repeatable).",
 )
 @click.option(
     "--seeds",
@@ -195,7 +195,7 @@ def _unit(asked: Searcher) -> Unit:
 def _lengths(asked: Searcher) -> list[int]:
     """Return the lengths at which trials report, ascending. Raises ConfigError: there is none."""
     if asked.top is None:
-        hint = "say how long a trial trains: searcher.max_length: {batches: 1000}"
+        hint = "give the length of a trial: searcher.max_length: {batches: 1000}"
         raise ConfigError("a search without a length", where="searcher.max_length", hint=hint)
     lengths = {asked.top, *(length for bracket in asked.brackets for length in bracket.rungs)}
     if asked.interval:

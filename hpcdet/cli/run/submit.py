@@ -102,7 +102,7 @@ class SubmitFlags:
 @click.command("submit", short_help="Make an experiment and queue it.")
 @config_argument()
 @setting_options()
-@click.option("--name", help="Instead of the config's name.")
+@click.option("--name", help="Replaces the config's name.")
 @click.option("--tag", multiple=True, metavar="LABEL", help="A label (repeat for more).")
 @click.option("--note", default="", metavar="TEXT", help="Description where the config has none.")
 @click.option(
@@ -128,13 +128,15 @@ class SubmitFlags:
 @click.option(
     "--allow-dirty/--no-allow-dirty",
     default=None,
-    help="Code that is in no commit: say nothing of it, or refuse it [warn].",
+    help="Accept or refuse code that is in no commit [warn].",
 )
 @click.option("-n", "--dry-run", is_flag=True, help="Show script and config, ask the scheduler.")
 @click.option("--offline", is_flag=True, help="With -n: do not ask the scheduler.")
-@click.option("--prepare", is_flag=True, help="Make it, but leave the submission to you.")
+@click.option("--prepare", is_flag=True, help="Make the experiment; you submit it yourself.")
 @click.option("--test/--no-test", default=True, help="Try one batch first [yes].")
-@click.option("-f", "--follow", "--wait", "wait", is_flag=True, help="Stay until it has ended.")
+@click.option(
+    "-f", "--follow", "--wait", "wait", is_flag=True, help="Wait until the experiment has ended."
+)
 @click.option("--parsable", is_flag=True, help="The same as -o id.")
 @output("submit", SubmitView, preview.PreviewView)
 def submit_command(
@@ -184,7 +186,7 @@ def submit_command(
     with CommandCrank(paths, "submit", hold=asked.prepare) as crank:
         turn = _first_turn(crank)
         if turn.blind:
-            warnings.append(f"the scheduler does not answer, it is asked again: {turn.blind}")
+            warnings.append(f"the scheduler does not answer; hpcdet asks again: {turn.blind}")
         if asked.prepare or not asked.wait or not out.for_people:
             warnings += _where_to_look(paths, wanted)
         if asked.prepare or not asked.wait:
@@ -241,7 +243,7 @@ def _show(
             settings().note("  " + shlex.join(argv))
     out.emit([item], COLUMNS, warnings=warnings)
     if item.errors and not item.jobs:
-        hint = f"the experiment is kept: once repaired, hpcdet resume {called(paths)}"
+        hint = f"the experiment is kept; after the repair: hpcdet resume {called(paths)}"
         what = f"the scheduler refused: {item.errors[0]}"
         raise ConfigError(what, where=item.id, hint=hint)
 
@@ -295,7 +297,7 @@ def _first_turn(crank: CommandCrank) -> Turn:
         return crank.turn()
     except (HpcdetError, OSError):
         name, command = crank.paths.id, called(crank.paths)
-        settings().warn(f"{name} is made but not queued; once repaired: hpcdet resume {command}")
+        settings().warn(f"{name} is made but not queued; after the repair: hpcdet resume {command}")
         raise
     except KeyboardInterrupt:
         name, command = crank.paths.id, called(crank.paths)
@@ -326,5 +328,7 @@ def _item(paths: ExperimentPaths, wanted: SubmitRequest) -> SubmitView:
 def _where_to_look(paths: ExperimentPaths, wanted: SubmitRequest) -> list[str]:
     """Return a hint if ``hpcdet status`` without options would look elsewhere; else nothing."""
     if settings().given_root is None and Settings().root != wanted.root:
-        return [f"it is in {paths.root.parent}; other verbs find it by HPCDET_ROOT or -C"]
+        return [
+            f"the experiment is in {paths.root.parent}; other verbs find it with HPCDET_ROOT or -C"
+        ]
     return []

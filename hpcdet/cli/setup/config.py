@@ -142,7 +142,7 @@ def set_value(
         mode = stat.S_IMODE(config_file.stat().st_mode)
         files.replace(config_file.resolve(), after.encode(), mode)
     if out.for_people and not out.fields:
-        click.echo("\n".join(difference) or f"{key} is that already")
+        click.echo("\n".join(difference) or f"{key} has this value already")
         return
     item = {"id": str(config_file), "key": key, "value": yaml12.scalar(value)}
     out.emit([{**item, "diff": difference, "dry_run": dry_run}], ())

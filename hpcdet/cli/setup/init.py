@@ -27,7 +27,7 @@ from hpcdet.errors import UsageError
     metavar="SCRIPT",
     help="Read a job script of Slurm into a config instead.",
 )
-@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be made.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be made.")
 def init_command(
     folder: Path, minimal: bool, profile: str | None, script: Path | None, dry_run: bool
 ) -> None:

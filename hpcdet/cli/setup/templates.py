@@ -30,7 +30,7 @@ def templates_command() -> None:
 
 
 @templates_command.command("ls")
-@click.option("--site", "site_name", metavar="NAME", help="As this site finds them.")
+@click.option("--site", "site_name", metavar="NAME", help="Templates that this site uses.")
 @output("templates.ls")
 def ls(out: Output, site_name: str | None) -> None:
     """List every template in the search path; those in force come first.
@@ -64,7 +64,7 @@ def _find(name: str, site_name: str | None) -> Path:
 
 @templates_command.command("show")
 @click.argument("name")
-@click.option("--site", "site_name", metavar="NAME", help="As this site finds it.")
+@click.option("--site", "site_name", metavar="NAME", help="The template that this site uses.")
 def show(name: str, site_name: str | None) -> None:
     """Show the text of a template that is in force.
 
@@ -77,7 +77,7 @@ def show(name: str, site_name: str | None) -> None:
 @templates_command.command("copy")
 @click.argument("name")
 @click.option("--user", is_flag=True, help="Into the user's folder, not the project's.")
-@click.option("--site", "site_name", metavar="NAME", help="As this site finds it.")
+@click.option("--site", "site_name", metavar="NAME", help="The template that this site uses.")
 def copy(name: str, user: bool, site_name: str | None) -> None:
     """Copy a template to where a changed one is found first; prints the new file's name.
 
@@ -88,7 +88,7 @@ def copy(name: str, user: bool, site_name: str | None) -> None:
     scope = "user" if user else "project"
     target = next(f.path for f in folders("templates") if f.scope == scope) / name
     if target.exists():
-        raise UsageError("there is one already", where=str(target))
+        raise UsageError("the template exists already", where=str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(source.read_bytes())
     target.chmod(0o644)

@@ -59,7 +59,10 @@ def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
     if found is None:
         return
     if found.trial == "":
-        yield Problem("entrypoint", "--trial names no class", "--trial model_def:MyTrial"), True
+        yield (
+            Problem("entrypoint", "--trial does not name a class", "--trial model_def:MyTrial"),
+            True,
+        )
         return
     if found.trial is None and "horovod" in names:
         yield Problem("entrypoint", _NO_HOROVOD, _FRAMEWORKS), True

@@ -70,7 +70,7 @@ def _without_effect(config: Resolved) -> Iterator[Problem]:
     if wanted.gradient_compression and config.resources.slots_per_trial == 1:
         yield Problem("optimizations.gradient_compression", "one slot sends no gradients")
     if how.fsdp2 != Fsdp2() and how.strategy != "fsdp2":
-        yield Problem("distributed.fsdp2", f"means nothing with strategy {how.strategy}")
+        yield Problem("distributed.fsdp2", f"has no effect with strategy {how.strategy}")
     if isinstance(wanted.compile, dict) and wanted.compile.get("dynamic") is True:
         yield Problem("optimizations.compile.dynamic", _DYNAMIC)
 
@@ -110,7 +110,7 @@ def _range(config: Resolved) -> Iterator[Problem]:
         what = f"{least} slots are not whole nodes of {each}"
         yield Problem(key, what, "nodes are granted as wholes: make it a multiple, or add nodes")
     if least < most and config.reproducibility.elastic is None:
-        what = "what the scheduler has would change the result"
+        what = "the result would depend on which slots are free"
         yield Problem(key, what, "add reproducibility: {elastic: exact}")
 
 
@@ -123,7 +123,7 @@ def _elastic(config: Resolved) -> Iterator[Problem]:
         return
     if wanted.elastic is None:
         yield Problem(
-            key, "it means nothing without elastic", "add elastic: exact, or leave it out"
+            key, "the key has no effect without elastic", "add elastic: exact, or leave it out"
         )
     if slots > count:
         what = f"{slots} slots cannot share {count} virtual ranks"
@@ -165,7 +165,7 @@ def _strategy(config: Resolved) -> Iterator[Problem]:
                 "distributed.strategy", what, "use ddp, or more resources.slots_per_trial"
             )
         if wanted.gradient_compression:
-            what = "it is done by DDP, and distributed.strategy is fsdp2"
+            what = "this option belongs to DDP, and distributed.strategy is fsdp2"
             hint = "use distributed.fsdp2.reduce_dtype"
             yield Problem("optimizations.gradient_compression", what, hint)
     options = wanted.compile if isinstance(wanted.compile, dict) else {}
@@ -224,7 +224,7 @@ def _searcher(config: Resolved) -> Iterator[Problem]:
         what = "a single search has one trial"
         yield Problem("searcher.max_trials", what, "leave it out, or use name: random")
     if asked.max_length is not None and asked.max_length.value == 0:
-        yield Problem("searcher.max_length", "a training of length 0 learns nothing")
+        yield Problem("searcher.max_length", "the length must be positive")
     yield from search_methods.problems(asked)
     yield from _halving(asked)
     yield from _population(asked)
@@ -334,7 +334,7 @@ def _sampler(asked: Searcher) -> Iterator[Problem]:
         yield Problem("searcher.sampler.name", what, hint)
     for key in ("startup", "random_fraction"):
         if getattr(wanted, key) is not None and name == "random":
-            what = "it means nothing where hyperparameters are drawn at random"
+            what = "the key has no effect where hyperparameters are drawn at random"
             yield Problem(f"searcher.sampler.{key}", what, "add sampler.name: tpe, or leave it out")
     if asked.name == "nsga2" and wanted.name not in (None, "nsga2"):
         what = f"nsga2 with the sampler {wanted.name}"

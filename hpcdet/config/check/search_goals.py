@@ -36,7 +36,7 @@ def problems(asked: Searcher) -> Iterator[Problem]:
             what = f"{one.warmup} cannot be compared with the {unit} that trials are measured in"
             yield Problem(f"{key}.{n}.warmup", what, f"write it in {unit}")
         elif asked.max_length and one.warmup.value > asked.max_length.value:
-            what = f"no trial trains for {one.warmup}: it would never be judged"
+            what = f"no trial trains for {one.warmup}, so the constraint would never apply"
             yield Problem(f"{key}.{n}.warmup", what, f"at most {asked.max_length}")
 
 
@@ -50,9 +50,9 @@ def _past(asked: Searcher) -> Iterator[Problem]:
         return
     sampler = asked.sampler.name or MODELLED.get(asked.name)
     if asked.objectives or asked.constraints:
-        what = "what was shown by one metric says nothing of several objectives or constraints"
+        what = "results for one metric cannot guide several objectives or constraints"
         yield Problem(key, what, "leave it out; initial goes with them")
     elif sampler not in ("tpe", "gp") and not past.best:
-        what = "this search learns nothing from the past"
+        what = "this search method does not use former results"
         hint = "add sampler: {name: tpe}, or warm_start.best: 3 to try the best ones again"
         yield Problem(key, what, hint)

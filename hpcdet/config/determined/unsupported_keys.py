@@ -120,11 +120,11 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
     "environment.proxy_ports": (Foreign("harmless", "nothing listens to the outside"),),
     "environment.registry_auth": (Foreign("harmless", _NO_CONTAINER),),
     # resources
-    "resources.agent_label": (Foreign("harmless", "it is without effect in Determined, too"),),
+    "resources.agent_label": (Foreign("harmless", "it has no effect in Determined either"),),
     "resources.devices": (Foreign("harmless", _NO_CONTAINER),),
-    "resources.native_parallel": (Foreign("harmless", "it is without effect in Determined, too"),),
+    "resources.native_parallel": (Foreign("harmless", "it has no effect in Determined either"),),
     "resources.shm_size": (Foreign("harmless", _NO_CONTAINER),),
-    "resources.slots": (Foreign("harmless", "it is for tasks that are no experiments"),),
+    "resources.slots": (Foreign("harmless", "the key is for tasks other than experiments"),),
     "resources.weight": (Foreign("harmless", _OWN_SCHEDULER),),
     # optimizations
     "optimizations.auto_tune_tensor_fusion": (Foreign("harmless", _NO_HOROVOD),),
@@ -173,21 +173,21 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
     ),
     **{
         f"searcher.{key}": (
-            Foreign("refused", "it counts steps, which Determined has given up", hint=_steps),
+            Foreign("refused", "the key counts steps, which Determined has dropped", hint=_steps),
         )
         for key in ("max_steps", "target_trial_steps")
     },
     "searcher.step_budget": (
         Foreign(
             "refused",
-            "it counts steps, which Determined has given up",
+            "the key counts steps, which Determined has dropped",
             hint=lambda _: "write max_trials, the number of trials",
         ),
     ),
     "searcher.budget": (
         Foreign(
             "refused",
-            "it is the length of all trials together",
+            "the key is the length of all trials together",
             hint=lambda _: "write max_trials, the number of trials",
         ),
     ),
@@ -196,16 +196,16 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
     ),
     # Determined's population-based training, which it gave up; ours has other keys
     "searcher.num_rounds": (
-        Foreign("refused", "it is a length here", hint=_rounds),
+        Foreign("refused", "the key takes a length here", hint=_rounds),
     ),
     "searcher.length_per_round": (
-        Foreign("refused", "it is called perturbation_interval"),
+        Foreign("refused", "the key is called perturbation_interval here"),
     ),
     "searcher.replace_function": (
         Foreign("refused", "its truncate_fraction is called quantile"),
     ),
     "searcher.explore_function": (
-        Foreign("refused", "it is resample_probability and factors, of searcher itself"),
+        Foreign("refused", "use resample_probability and factors, keys of searcher itself"),
     ),
     "searcher.unit": (
         Foreign("harmless", "max_length says the unit, and a custom search its own lengths"),
@@ -216,7 +216,7 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
         )
         for key in ("source_trial_id", "source_checkpoint_uuid")
     },
-    "elastic": (Foreign("refused", "it is called reproducibility.elastic"),),
+    "elastic": (Foreign("refused", "the key is called reproducibility.elastic"),),
     # ours, but not yet
     "governance": (Foreign("later", "governance is not in this version"),),
     "policy": (Foreign("later", "governance is not in this version"),),

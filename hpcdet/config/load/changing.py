@@ -105,7 +105,7 @@ def checked(key: str, value: Any) -> Any:
             hint = f"did you mean {close[0]!r}?" if close else f"these can: {', '.join(free)}"
             raise ConfigError("there is no such key", where=key, hint=hint)
         raise ConfigError(
-            "it cannot be changed any more: the result would be another experiment's",
+            "the key cannot be changed: results would no longer be comparable",
             where=key,
             hint=f"submit anew; these can be changed: {', '.join(free)}",
         )
@@ -120,5 +120,5 @@ def checked(key: str, value: Any) -> Any:
     except ValidationError as error:
         what = "; ".join(item["msg"] for item in error.errors(include_url=False))
         raise ConfigError(
-            f"{value!r} is no value for it: {what}", where=key, hint=problems.explain_field(key)
+            f"invalid value {value!r}: {what}", where=key, hint=problems.explain_field(key)
         ) from None

@@ -49,7 +49,7 @@ def separate(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list
             if not isinstance(next(iter(value.values())), str):
                 problems.append(Problem(f"data.secrets.{name}", "expected text as the reference"))
         elif isinstance(value, dict) and value.keys() == {"stored"}:
-            what = "the secret itself stayed with another experiment"
+            what = "the secret itself is kept in another experiment"
             problems.append(Problem(f"data.secrets.{name}", what, "{env: NAME} or {file: PATH}"))
         else:
             references[name] = {"stored": name}

@@ -79,7 +79,7 @@ def _reopens(paths: ExperimentPaths, verb: Verb, may: bool) -> bool:
     raise UsageError(
         f"cannot {verb}: the experiment is {closed.state} already",
         where=paths.id,
-        hint="submit it again to run it once more",
+        hint="submit the config again to run it once more",
     )
 
 

@@ -87,7 +87,7 @@ def fork(
     lines = every if trials is None else _until(every, trials, source)
     then, now = _folded(lines), _folded(every)
     if not then.searcher.started:
-        raise UsageError("its search has not begun", where=source.id, hint="submit it anew")
+        raise UsageError("the search has not begun", where=source.id, hint="submit it again")
     further = any(
         then.user.overrides.get(key) != changes[key] for key in OF_SEARCH & changes.keys()
     )
@@ -158,7 +158,7 @@ def _until(lines: list[Line], trials: int, source: ExperimentPaths) -> list[Line
             if made > trials:
                 if not any(before["kind"] == "event" for before in lines[:end]):
                     what = f"it made more than {trials} trials at its very beginning"
-                    raise UsageError(what, where=source.id, hint="submit it anew")
+                    raise UsageError(what, where=source.id, hint="submit it again")
                 return lines[:end]
     return lines
 
@@ -215,7 +215,7 @@ def _link_all(old: TrialPaths, new: TrialPaths) -> None:
             if source.is_dir():
                 hard_links.tree(source, target)
     except FileNotFoundError as error:
-        what = f"trial {old.number} changes just now"
+        what = f"trial {old.number} is changing at the moment"
         raise Unavailable(what, where=str(old.root), hint="try again in a minute") from error
 
 

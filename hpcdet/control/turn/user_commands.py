@@ -76,7 +76,7 @@ def _refusal(paths: ExperimentPaths, decided: Decided, command: Command) -> str:
     if command.verb == "resume" and command.trial:
         plan = decided.trials.plans[command.trial]
         if plan.searcher == "pause" and not plan.ended:
-            return "the searcher has paused it, and lets it go on if it is worth it"
+            return "the searcher paused the trial, and resumes it if it ranks well enough"
     return ""
 
 

@@ -92,7 +92,7 @@ def _link(chosen: Donation, child: TrialPaths) -> dict[str, Any] | None:
             raise IntegrityError(
                 f"trial {child.number} cannot begin from this checkpoint: {why}",
                 where=str(chosen.folder),
-                hint="it is tried again each turn: see that there is room, and that the files of "
+                hint="each turn tries again: check that there is space, and that the files of "
                 "the checkpoint can be read; or cancel the trial",
             ) from error
         parents.forget()

@@ -76,7 +76,7 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
         raise ConfigError(
             f"this looks like a login node ({sign}) and there is no scheduler here",
             where="site local",
-            hint="jobs would run here: say --site local if that is meant",
+            hint="jobs would run here: use --site local if that is intended",
         )
     view = site.view(experiment.resources.resource_pool)
     if site.scheduler == "slurm":
@@ -154,7 +154,9 @@ def _template(site: Site) -> SiteFinding:
         return SiteFinding("error", f"template: {error.where}: {error.what}", error.hint)
     done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
     if done.returncode != 0:
-        return SiteFinding("error", f"template: the script is no bash: {done.stderr.strip()}")
+        return SiteFinding(
+            "error", f"template: the rendered script is not valid bash: {done.stderr.strip()}"
+        )
     return SiteFinding("ok", "template renders, and bash reads it")
 
 

@@ -77,9 +77,9 @@ def refuse_literal(contents: bytes, literal: Mapping[str, Any], where: str) -> N
     for name, value in literal.items():
         if any(form in plain for text in _texts(value) for form in _forms(text)):
             raise ConfigError(
-                f"it holds the secret data.secrets.{name} in another place, too",
+                f"the config contains the secret data.secrets.{name} in another place as well",
                 where=where,
-                hint="take it out there, or give the secret as {env: NAME} or {file: PATH}",
+                hint="remove it there, or give the secret as {env: NAME} or {file: PATH}",
             )
 
 

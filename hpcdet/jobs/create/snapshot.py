@@ -86,7 +86,7 @@ def _included(path: Path, folder: Path, skip: Path | None) -> Iterator[SnapshotE
     source = path.expanduser().resolve()
     name = path.name if path.name not in ("", "..") else source.name
     if not source.exists():
-        raise ConfigError("there is nothing to include", where=str(path))
+        raise ConfigError("the path to include does not exist", where=str(path))
     if source == folder or folder.is_relative_to(source):
         what = "it holds the model folder itself"
         raise ConfigError(what, where=str(path), hint="give that folder as MODEL_DIR")
@@ -128,7 +128,7 @@ def _ignored(folder: Path) -> pathspec.GitIgnoreSpec:
             own = path.read_text(encoding="utf-8").splitlines()
             pathspec.GitIgnoreSpec.from_lines(own)
         except (OSError, ValueError) as error:  # no UTF-8, or a pattern that is none
-            raise ConfigError(f"cannot be understood: {error}", where=str(path)) from error
+            raise ConfigError(f"invalid pattern: {error}", where=str(path)) from error
         lines += own
     return pathspec.GitIgnoreSpec.from_lines(lines)
 

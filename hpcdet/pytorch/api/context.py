@@ -122,7 +122,7 @@ class PyTorchTrialContext(TrialContext):
         inner: Any = wrapped.scheduler
         if not any(getattr(inner, "optimizer", one) is one for one in self.optimizers):
             raise UsageError(
-                "its optimizer is none that was wrapped",
+                "the optimizer of this scheduler was not wrapped",
                 where=f"wrap_lr_scheduler({type(inner).__name__})",
                 hint="pass the optimizer to context.wrap_optimizer before",
             )

@@ -130,7 +130,7 @@ class Saves:
         if loaded is not None:
             if "progress" not in loaded.shared:
                 raise Unrecoverable(
-                    "it holds the state of a loop of its own, and this is a PyTorchTrial",
+                    "the checkpoint holds the state of a custom loop, and this is a PyTorchTrial",
                     where=loaded.manifest.name,
                     hint="continue with the script that made it, or load its weights in __init__: "
                     "hpcdet.checkpoint.load",

@@ -104,9 +104,9 @@ def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool =
         why = textwrap.shorten(str(error), 300, placeholder=" …")  # torch's has many lines
         if not _is_misfit(error):
             raise IntegrityError(
-                f"the state could not be put back: {why}",
+                f"the state could not be restored: {why}",
                 where="checkpoint",
-                hint="it is tried again; if it ends alike, look at the device and its memory",
+                hint="the trial is retried; if that fails too, check the device and its memory",
             ) from error
         raise Unrecoverable(
             f"the state does not fit this trial's models and optimizers: {why}",
@@ -228,7 +228,7 @@ def _ordered(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list
     for one in own:
         if id(one) not in names:
             raise ConfigError(
-                f"it has a parameter of shape {list(one.shape)} that is in no wrapped model",
+                f"a parameter of shape {list(one.shape)} is in no wrapped model",
                 where=type(optimizer).__name__,
                 hint="pass the model that holds it to context.wrap_model",
             )

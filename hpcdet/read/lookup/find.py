@@ -125,7 +125,7 @@ def attempt(text: str, root: Path) -> AttemptPaths:
         return of.attempt(found.attempt)
     attempts = of.attempts()
     if not attempts:
-        raise NotFound("it was never started", where=str(found))
+        raise NotFound("the experiment was never started", where=str(found))
     return attempts[-1]
 
 
@@ -159,7 +159,7 @@ def _is_one(paths: ExperimentPaths) -> bool:
     except PermissionError as error:
         owner = trust.user(paths.root.lstat().st_uid)
         raise Unavailable(
-            f"it belongs to {owner}, and you may not look into it",
+            f"the experiment belongs to {owner}, and you may not read it",
             where=str(paths.root),
             hint=f"ask {owner} to let you read it: chmod -R g+rX, or setfacl for you alone",
         ) from error

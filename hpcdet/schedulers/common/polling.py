@@ -124,7 +124,7 @@ class SharedQuery:
                     answer = self._ask(answer, wanted)
                     self._write(path, answer)
         if answer is None:
-            raise Unavailable("another process asks the scheduler just now", where=self.name)
+            raise Unavailable("another process is asking the scheduler", where=self.name)
         if answer.error:
             raise Unavailable(answer.error, where=self.name)
         return answer

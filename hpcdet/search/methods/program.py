@@ -131,10 +131,10 @@ class _Process:
                     raise ProgramError(f"{self._ended()}{self.said()}")
                 self._rest += read
                 if len(self._rest) > MAX_LINE:
-                    raise ProgramError(f"its answer is longer than {MAX_LINE >> 20} MiB")
+                    raise ProgramError(f"the answer is longer than {MAX_LINE >> 20} MiB")
         answer, _, self._rest = self._rest.partition(b"\n")
         if self._rest:
-            raise ProgramError(f"it wrote more than one line: {_start(self._rest)}")
+            raise ProgramError(f"more than one line of answer: {_start(self._rest)}")
         return answer
 
     def _ended(self) -> str:
@@ -243,7 +243,9 @@ class Program:
         if kind == "create":
             number = said.setdefault("trial", created + 1)
             if number != created + 1:
-                raise ProgramError(f"it creates trial {number}; the next is {created + 1}")
+                raise ProgramError(
+                    f"the program creates trial {number}; the next number is {created + 1}"
+                )
             if "params" not in said:
                 said["params"] = self._space.sample(self.search.seed, number)
             said.setdefault("seed", trial_seed(self.search.seed, number))
@@ -261,7 +263,9 @@ class Program:
             number = said.get("trial")
             known = isinstance(number, int) and not isinstance(number, bool)
             if not known or not 1 <= number <= created:
-                raise ProgramError(f"it wants to {kind} trial {number!r}, which there is not")
+                raise ProgramError(
+                    f"the program wants to {kind} trial {number!r}, which does not exist"
+                )
         try:
             action = codec.decode_action(said)
         except (TypeError, ValueError) as error:
@@ -281,9 +285,9 @@ def _parse(line: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(line)
     except ValueError:
-        raise ProgramError(f"its answer is not JSON: {_start(line)}") from None
+        raise ProgramError(f"the answer is not JSON: {_start(line)}") from None
     if not isinstance(answer, dict) or not isinstance(answer.get("actions"), list):
-        raise ProgramError(f'its answer has no list "actions": {_start(line)}')
+        raise ProgramError(f'the answer has no list "actions": {_start(line)}')
     return answer
 
 

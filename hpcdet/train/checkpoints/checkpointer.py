@@ -224,10 +224,7 @@ class Keeper:
         self._under_way = UnderWay(order.step, saving, where is not None)
         if not saving.copied and not self._complained:
             self._complained = True
-            say(
-                "there is no memory for a copy of the state: training waits while checkpoints are "
-                "written"
-            )
+            say("no memory for a copy of the state: training pauses while checkpoints are written")
 
     def _committed(self, folder: Path, order: SaveRequest, saved: Saved) -> None:
         """There is a checkpoint; called by the thread that has written it."""

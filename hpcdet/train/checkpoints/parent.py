@@ -27,7 +27,7 @@ def refuse_nothing(place: AttemptLocation) -> None:
     record = _record(place)
     if record is not None and record.origin:
         raise IntegrityError(
-            f"the checkpoint that it was to begin from is gone: {record.origin['name']}, "
+            f"the checkpoint to begin from is missing: {record.origin['name']}, "
             f"of trial {record.parent}",
             where=str(place.trial.checkpoints),
             hint="make a new experiment, or bring the checkpoint back from where it was saved",

@@ -142,5 +142,5 @@ def fence(place: AttemptLocation) -> None:
     """
     if standing.is_over(place.trial, place.attempt):
         raise CheckpointFailed(
-            f"attempt {place.attempt.number} is over: it was believed dead, and others go on"
+            f"attempt {place.attempt.number} is over: another attempt has replaced it"
         )

@@ -91,9 +91,9 @@ class Door:
                     left_s = deadline - time.monotonic()
                     if left_s <= 0:
                         raise Unavailable(
-                            f"only {len(hall.admitted) + 1} of {world} ranks came",
+                            f"only {len(hall.admitted) + 1} of {world} ranks connected",
                             where="rank 0",
-                            hint="did a rank end at its start? its log says why",
+                            hint="a rank may have failed at its start: see its log",
                         )
                     for key, _ in selector.select(min(left_s, hall.next_s())):
                         if isinstance(key.data, _Caller):

@@ -136,7 +136,7 @@ def own_group() -> ConfigError:
     return ConfigError(
         "hpcdet makes the process group where there are several ranks",
         where="dist.init_process_group",
-        hint="leave that line out: core.init and pytorch.init see to it",
+        hint="remove this call: core.init and pytorch.init make the group",
     )
 
 

@@ -59,7 +59,7 @@ def prepare(ranks: Ranks) -> None:
     comm = MPI.COMM_WORLD
     if (comm.rank, comm.size) != (ranks.rank, ranks.world):
         raise ConfigError(
-            f"MPI says rank {comm.rank} of {comm.size}, the launcher rank {ranks.rank} of "
+            f"MPI gives rank {comm.rank} of {comm.size}, the launcher rank {ranks.rank} of "
             f"{ranks.world}",
             where=where,
             hint="use a launcher that this MPI understands: launcher.kind mpirun in the site file, "
