@@ -108,7 +108,7 @@ def test_7_a_bulk_action_worked_for_some(cli: Cli, swept: Builder) -> None:
 
 def test_8_the_time_is_over(cli: Cli) -> None:
     Builder(cli.root / "digits-7f3a")
-    assert "time to wait is over" in cli("wait", "@last", "--timeout", "0", code=8).err
+    assert "not finished within" in cli("wait", "@last", "--timeout", "0", code=8).err
     assert "is no time; write" in cli("wait", "@last", "--timeout", "5x", code=2).err
 
 

@@ -25,12 +25,12 @@ def test_what_is_alive_is_not_touched(cli: Cli) -> None:
     built = Builder(cli.root / "digits-7f3a")
     built.job()
     for argv in (["move", "digits", cli.root.parent], ["archive", "digits"], ["rm", "digits"]):
-        assert "it is alive" in cli(*argv, "-y", code=2).err
+        assert "still active" in cli(*argv, "-y", code=2).err
     attempt = built.trial().attempt()
     folder = attempt.checkpoint(100)
     assert "running" in cli("ckpt", "rm", folder, "-y", code=2).err
     attempt.end("preempted")
-    assert "waits to go on" in cli("ckpt", "rm", folder, "-y", code=2).err
+    assert "is paused" in cli("ckpt", "rm", folder, "-y", code=2).err
     assert folder.is_dir()
     built.close("CANCELED")
     cli("ckpt", "rm", folder, "-y")
@@ -75,7 +75,7 @@ def test_moved_it_is_the_same_experiment(cli: Cli, swept: Builder, tmp_path: Pat
     cli("move", "digits", kept)
     assert not swept.paths.root.exists()
     assert cli("-C", kept, "metrics", "digits", "-o", "csv").out == before
-    assert "something already" in cli("-C", kept, "move", "digits", kept, code=2).err
+    assert "exists already" in cli("-C", kept, "move", "digits", kept, code=2).err
 
 
 def test_moved_to_another_file_system(cli: Cli, swept: Builder) -> None:
@@ -100,7 +100,7 @@ def test_an_archive_holds_all_but_secrets(cli: Cli, swept: Builder, tmp_path: Pa
     for name in (swept.paths.secrets.name, swept.paths.index.name):
         (swept.paths.code / name).write_text("the code's own")
     file = tmp_path / "digits.tar.gz"
-    assert "needs a yes" in cli("archive", "digits", "--out", file, "--remove", code=2).err
+    assert "needs confirmation" in cli("archive", "digits", "--out", file, "--remove", code=2).err
     assert "no such folder" in cli("archive", "digits", "--out", "no/x.tar.gz", code=2).err
     cli("archive", "digits", "--out", file, "--remove", "-y")
     assert not swept.paths.root.exists() and file.stat().st_mode & 0o777 == 0o600

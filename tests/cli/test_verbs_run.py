@@ -253,7 +253,7 @@ def test_cancel_now_saves_nothing_and_leaves_the_others_alone(lab: Lab) -> None:
     assert {a.reason for a in views.attempts(paths)} == {"canceled"}
     assert "without saving" in cli("events", name, "--kind", "command").out
     said = cli("resume", name, code=2).err
-    assert "CANCELED" in said and "submit it again" in said
+    assert "CANCELED" in said and "submit the config again" in said
 
 
 def test_the_checkpoints_to_go_on_from_are_read_before_anything_is_queued(cli: Cli) -> None:

@@ -68,7 +68,7 @@ def test_each_job_has_its_successor_in_the_queue_until_it_is_stopped(
 ) -> None:
     jobs = paper(chain).jobs
     assert searcher_job.start(chain.paths) == "1"
-    with pytest.raises(UsageError, match="job 1 already"):
+    with pytest.raises(UsageError, match="already, as job 1"):
         searcher_job.start(chain.paths)
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     said: list[bool] = []

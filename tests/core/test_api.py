@@ -87,7 +87,7 @@ def test_a_forged_folder_writes_nothing_outside_of_it(tmp_path: Path, name: str)
     forged = {"files": {"sound": b"x", str(tmp_path / name) if name[0] == "/" else name: b"x"}}
     with core.init(checkpoint_storage=tmp_path / "run") as context:
         made = context.checkpoint.save(forged, 1)
-        with pytest.raises(IntegrityError, match="outside of its folder"):
+        with pytest.raises(IntegrityError, match="outside its folder"):
             context.checkpoint.download(made, outside)
     assert not outside.exists() and not list(tmp_path.rglob("escaped"))
 

@@ -30,7 +30,7 @@ def face(module: str) -> ModuleType | None:
     try:
         return importlib.import_module(f"hpcdet.{module}")
     except ModuleNotFoundError:
-        assert why_absent(module), f"nobody says where {module} is"
+        assert why_absent(module), f"without an address {module} is"
         return None
 
 

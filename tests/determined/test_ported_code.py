@@ -169,7 +169,7 @@ def test_what_cannot_work_is_said(tmp_path: Path) -> None:
         assert context.get_tensorboard_path().is_dir()
         model = context.wrap_model(torch.nn.Linear(1, 1))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with pytest.raises(UsageError, match="none that was wrapped"):
+        with pytest.raises(UsageError, match="was not wrapped"):
             context.wrap_lr_scheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1))
         context.wrap_optimizer(optimizer)
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
@@ -195,7 +195,7 @@ def test_the_rest_of_the_core_api(tmp_path: Path) -> None:
     (source / "deep" / "a").write_text("a")
     (source / "b").write_text("b")
     node = {"local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
-    with pytest.raises(UsageError, match="says rank 0 of 2, and this process is rank 0 of 1"):
+    with pytest.raises(UsageError, match="gives rank 0 of 2, and this process is rank 0 of 1"):
         core.DistributedContext(rank=0, size=2, chief_ip="here", **node)  # type: ignore[arg-type]
     given = core.DistributedContext(rank=0, size=1, **node)  # type: ignore[arg-type]
     with core.init(checkpoint_storage=tmp_path / "run", distributed=given) as context:

@@ -193,8 +193,8 @@ def test_links_that_leave_size_and_number_of_files_are_refused(
     [
         (b"a\xff.py", b"", r"odd name, 'a\\udcff.py'"),
         (b"a\nb.py", b"", "odd name"),
-        (b".hpcdetignore", b"\xff\n", "hpcdetignore: cannot be understood"),
-        (b".detignore", b"!\n", "detignore: cannot be understood"),
+        (b".hpcdetignore", b"\xff\n", "hpcdetignore: invalid pattern"),
+        (b".detignore", b"!\n", "detignore: invalid pattern"),
     ],
 )
 def test_odd_names_and_patterns_are_refused_before_anything_is_made(
@@ -323,7 +323,7 @@ def test_more_files_and_folders_belong_to_the_code_and_are_checked_alike(
     for wrong, said in (
         (tmp_path / "other" / "model_def.py", "in the code already"),
         (tmp_path / "pass", "its name says that it is a secret"),
-        (tmp_path / "nothing", "nothing to include"),
+        (tmp_path / "nothing", "does not exist"),
         (tmp_path, "holds the model folder itself"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -487,7 +487,7 @@ def test_local_on_a_login_node_is_refused_unless_asked_for(
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "login03")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="say --site local"):
+    with pytest.raises(ConfigError, match="use --site local"):
         site_checks.preflight(Resolved(), sites.load(), tmp_path)
     assert site_checks.preflight(Resolved(), sites.load("local"), tmp_path) == []
     with pytest.raises(ConfigError, match="no pbs backend"):
@@ -535,4 +535,6 @@ def test_a_site_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert said["partition batch is there"] == "ok"
     assert any("gang suspends" in what for what, level in said.items() if level == "error")
     assert any("arrays of up to 51" in what for what in said)
-    assert any("the script is no bash" in what for what, level in said.items() if level == "error")
+    assert any(
+        "script is not valid bash" in what for what, level in said.items() if level == "error"
+    )

@@ -108,7 +108,7 @@ def test_the_code_is_tried_on_a_node(
     file.write_bytes(resolved_config.dump(x.config(batches=20, ranks=4)))
     words = ("test", file, "--site", "local", "--node")
     said = cli(*words).err
-    assert "it ran on" in said and "one batch trained" in said
+    assert "the test ran on" in said and "one batch trained" in said
     assert list(cli.root.iterdir()) == []
     real = LocalScheduler.submit
 

@@ -110,7 +110,7 @@ def test_what_was_moved_or_is_of_an_older_version_is_no_copy(tmp_path: Path) -> 
 
 def test_move_wants_a_place_or_here_and_not_both(cli: Cli, tmp_path: Path) -> None:
     for words in ((), (tmp_path, "--here")):
-        assert "say where to" in cli("move", "any-0001", *words, code=2).err
+        assert "no destination given" in cli("move", "any-0001", *words, code=2).err
     assert json.loads(cli("move", "any-0001", "-o", "json", code=2).err)["error"]["code"] == "USAGE"
 
 

@@ -270,7 +270,7 @@ def test_a_state_of_another_model_is_never_tried_again(tmp_path: Path) -> None:
 def test_a_state_of_another_kind_of_training_is_named(tmp_path: Path) -> None:
     with core.init(checkpoint_storage=tmp_path / "own") as context:
         context.checkpoint.save({"step": 1}, 1)
-    with pytest.raises(Unrecoverable, match="loop of its own, and this is a PyTorchTrial"):
+    with pytest.raises(Unrecoverable, match="custom loop, and this is a PyTorchTrial"):
         alone.train(BitsTrial, tmp_path / "own", 2)
     alone.train(BitsTrial, tmp_path / "trial", 1)
     with core.init(checkpoint_storage=tmp_path / "trial") as context:

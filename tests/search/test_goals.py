@@ -373,7 +373,7 @@ def test_one_objective_is_the_metric_and_a_resolved_config_is_a_config(tmp_path:
         ("constraints: [{metric: ms, lower: 9, upper: 3}]", "above 9 and below 3"),
         ("constraints: [{metric: ms, lower: 9}, {metric: ms, upper: 10}]", "'ms' is there twice"),
         ("constraints: [{metric: ms, upper: 9, warmup: {epochs: 3}}]", "cannot be compared"),
-        ("constraints: [{metric: ms, upper: 9, warmup: 10}]", "never be judged"),
+        ("constraints: [{metric: ms, upper: 9, warmup: 10}]", "never apply"),
         ("objectives: [{metric: a}, {metric: a}]", "'a' is there twice"),
         ("objectives: [{metric: a}, {metric: b}]\n  metric: b", "'a' of the first"),
         ("objectives: [{metric: a}, {metric: b}]\n  name: pasha", "several objectives give none"),

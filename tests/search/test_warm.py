@@ -187,7 +187,7 @@ def test_what_cannot_be_compared_is_refused(
     ("searcher", "key", "what"),
     [
         ({"name": "single", "initial": [{"x": 1}]}, "searcher.initial", "has no initial"),
-        ({"warm_start": {"experiments": ["a"]}}, "searcher.warm_start", "learns nothing"),
+        ({"warm_start": {"experiments": ["a"]}}, "searcher.warm_start", "not use former results"),
         ({"initial": [{}, {"x": 2.5}]}, "searcher.initial.1.x", "out of bounds"),
         ({"warm_start": {"experiments": []}}, "searcher.warm_start.experiments", "at least 1"),
     ],

@@ -102,7 +102,7 @@ def test_files_that_extend_each_other_are_refused(folders: dict[str, Path]) -> N
         ("detect:\n- {comand: x}\n", 2, "detect.0.comand", "did you mean 'command'?"),
         ("launcher: {kind: ssh}\n", 1, "launcher.kind", "'srun', 'mpirun' or 'local'"),
         ("limits: {max_array: many}\n", 1, "limits.max_array", "it is 'many'"),
-        ("detect: [{env: A, command: b}]\n", 1, "detect.0", "say one of env, hostname"),
+        ("detect: [{env: A, command: b}]\n", 1, "detect.0", "use one of env, hostname"),
         ("- a\n", 0, "", "not a mapping"),
         ("# nothing\n", 0, "", "empty"),
         ("a: [\n", 2, "", "not YAML"),
