@@ -149,7 +149,11 @@ def _instead(found: find.Reference, gathered: gather.Gathered, state: str) -> st
         return "wait until it has stopped"
     if state == "CANCELED":
         whole = gathered.closed is not None and gathered.closed.state == "CANCELED"
-        return "submit it again to run it once more" if whole else f"hpcdet retry {called(found)}"
+        return (
+            "submit the config again to run it once more"
+            if whole
+            else f"hpcdet retry {called(found)}"
+        )
     return "" if found.trial else "extend it with --longer LENGTH or --more-trials N"
 
 

@@ -257,7 +257,7 @@ def _trial(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingV
         lost = sum(_redone(a, b) for a, b in itertools.pairwise(attempts))
         whys = [f"{_WORDS[reason]} ({n} times)" for reason, n in counts.items()]
         whys += [f"promoted ({row.promotions} times)"] if row.promotions else []
-        again = f"the trial began {len(attempts)} times: {', '.join(whys)}; {lost} steps again"
+        again = f"it began {len(attempts)} times: {', '.join(whys)}; {lost} steps again"
         yield _finding("restart", row.id, again)
     line = timeline.passed_over(gathered, row.trial) if row.state == "PENDING" else None
     if line is not None and (not attempts or line["t"] > attempts[-1].end):
