@@ -153,7 +153,7 @@ def test_a_rank_trusts_nobody_who_only_listens_where_rank_0_should() -> None:
 
 
 def test_ranks_that_do_not_come_are_counted() -> None:
-    with Door(HERE, 2) as door, pytest.raises(Unavailable, match="only 1 of 2 ranks came"):
+    with Door(HERE, 2) as door, pytest.raises(Unavailable, match="only 1 of 2 ranks connected"):
         door.admit(SECRET, 2, 0.01)
 
 
