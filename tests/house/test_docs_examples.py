@@ -145,6 +145,12 @@ def run(folder: Path, code: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
+def test_python_in_the_docs_compiles(page: Path) -> None:
+    for code in blocks(page, "python"):
+        compile(textwrap.dedent(code), page.name, "exec")
+
+
 def test_the_loop_of_ones_own_trains(tmp_path: Path) -> None:
     first, second = blocks(TOP / "docs" / "guides" / "own-loop.md", "python")
     code = first.replace("default=1000", "default=200")
