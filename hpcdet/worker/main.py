@@ -41,7 +41,8 @@ from hpcdet.worker.attempts.lane import Lane
 from hpcdet.worker.attempts.step import RunningStep
 from hpcdet.worker.claims import claims
 from hpcdet.worker.claims.claimable import Outlook
-from hpcdet.worker.departure import BEAT_S, LOOK_S, Departure, Heartbeat
+from hpcdet.worker.departure import LOOK_S, Departure
+from hpcdet.worker.heartbeat import BEAT_S, Heartbeat
 from hpcdet.worker.turns.storage_retry import START_S, insist, within
 from hpcdet.worker.turns.worker_turns import WorkerCrank
 
