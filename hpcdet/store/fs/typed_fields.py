@@ -120,6 +120,9 @@ def _test(hint: Any, lenient: bool) -> Callable[[Any], bool]:
     if origin in (dict, Mapping):
         item = _test(inner[1], lenient)
         return lambda value: isinstance(value, dict) and all(map(item, value.values()))
+    if origin is tuple:
+        of_all = _test(inner[0], lenient)
+        return lambda value: isinstance(value, tuple) and all(map(of_all, value))
     if hint is Any:
         return lambda _: True
     if hint is str and lenient:
@@ -141,4 +144,9 @@ def _convert(hint: Any, value: Any) -> Any:
         for kind in kinds:
             if dataclasses.is_dataclass(kind):
                 return build(typing.cast("type[Any]", kind), value)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_convert(inner[0], item) for item in value)
+    if origin is Mapping and isinstance(value, dict):
+        return {name: _convert(inner[1], item) for name, item in value.items()}
     return value

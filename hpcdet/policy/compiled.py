@@ -1,0 +1,319 @@
+"""A policy as it is enforced: which source may change which layer, by which weight.
+
+A policy's text is compiled at submission (``hpcdet.config``) into this, which is written once as
+``policy.json``. Layers are groups of parameters here: which parameters of a model they hold is
+known when a trial has made its model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcdet.policy.codes import GovernanceBroken
+from hpcdet.store.fs import typed_fields
+
+SCHEMA = "hpcdet-policy/1"
+
+Matrix = NDArray[np.float64]
+"""Weights in [0, 1], float64[sources, layers]: how much of a source's gradient a layer gets."""
+
+Assurance = Literal["direct", "state_clean", "isolated"]
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """A layer: the parameters whose names ``match`` finds.
+
+    Attributes:
+        match: a regular expression, searched in the names of parameters.
+        depth: from where to where it lies, 0 the input, 1 the output.
+        lane: it is used by the sources that may change it and by no other.
+        frozen: nothing may change it.
+        min_mass: the least share of the planned exposure that must reach it, in [0, 1].
+    """
+
+    id: str
+    match: str
+    depth: tuple[float, float] = (0.0, 1.0)
+    lane: bool = False
+    frozen: bool = False
+    min_mass: float = 0.0
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """A file that a policy rests on, and the digest of what it must say."""
+
+    uri: str
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What a source's owner has agreed to.
+
+    Attributes:
+        expires: ISO 8601 date after which the source may not be used; "" if it does not expire.
+        requires: capabilities of nodes.
+    """
+
+    id: str
+    expires: str = ""
+    requires: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """The smallest unit of data with one owner, one agreement and one treatment."""
+
+    id: str
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    manifest: FileDigest | None = None
+    chain: FileDigest | None = None
+    agreement: Agreement | None = None
+
+
+@dataclass(frozen=True)
+class TrustedKey:
+    """An Ed25519 public key, hex, and what it may sign: ``site``, ``data``, ``policy``, ``run``."""
+
+    id: str
+    role: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """``min``: the least share of the exposure, in [0, 1], that comes from complete chains."""
+
+    min: float = 1.0
+    per_layer: bool = True
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """Limits of entropies.
+
+    Attributes:
+        sigmas: standard deviations by which a layer's exposure entropy may miss its expectation.
+        spectral: spectral entropies are measured at kept checkpoints.
+        reference: expected spectral entropies by layer, of a reference run; empty: none.
+        sd_mult, floor: a band is the reference plus or minus the larger of ``sd_mult`` standard
+            deviations and ``floor``.
+    """
+
+    sigmas: float = 3.0
+    spectral: bool = True
+    max_side: int = 1024
+    probes: int = 32
+    seed: int = 7
+    reference: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    sd_mult: float = 4.0
+    floor: float = 0.005
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Randomised held-out twins of each source.
+
+    Attributes:
+        pairs: per source.
+        withhold: sources whose twins are made; empty: all.
+        metric: the per-example value that is compared.
+        alpha: probability of a false verdict over the whole search.
+    """
+
+    pairs: int = 100
+    withhold: tuple[str, ...] = ()
+    metric: str = "loss"
+    alpha: float = 0.05
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """Invented records, trained ``repeats`` times each, whose likelihood is ranked."""
+
+    per_source: int = 20
+    space_bits: int = 20
+    repeats: tuple[int, ...] = (1,)
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Memorization:
+    """What is measured of memorization, and what follows from too much of it."""
+
+    twins: Twins | None = None
+    canaries: Canaries | None = None
+    max_advantage: float = 0.2
+    on_violation: Literal["prune", "stop", "warn"] = "prune"
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What nodes must offer, and how they must say so."""
+
+    capabilities: tuple[str, ...] = ()
+    statement: Literal["declared", "signed"] = "declared"
+
+
+@dataclass(frozen=True)
+class LedgerRules:
+    """``anchor``: what also gets the ledger's head: ``file:DIR``, ``syslog``, ``command:…``."""
+
+    segment_records: int = 1000
+    anchor: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Approvals, by keys of role ``policy``, that a change of the policy needs."""
+
+    tighten_approvals: int = 0
+    loosen_approvals: int = 1
+
+
+@dataclass(frozen=True)
+class CompiledPolicy:
+    """A policy with its sources and layers in order, and the weight of each in each.
+
+    Attributes:
+        text_digest: of the policy's text, ``sha256:…``.
+        normalize: ``per_layer``: a layer's gradient is the mean over what it admits; ``global``:
+            over the whole batch.
+        unknown_source: what becomes of records of a source that is not listed.
+        mixed: what becomes of a record of several sources.
+        layers: in the order of the text.
+        sources: in the order of their names, which gives them their codes.
+        matrix: weights, one row per source, one column per layer.
+        probe_every: batches between two probes of the live model; 0: the first step only.
+    """
+
+    name: str
+    version: int
+    text_digest: str
+    layers: tuple[LayerGroup, ...]
+    sources: tuple[DataSource, ...]
+    matrix: tuple[tuple[float, ...], ...]
+    assurance: Assurance = "state_clean"
+    normalize: Literal["per_layer", "global"] = "per_layer"
+    unknown_source: Literal["deny", "drop"] = "deny"
+    mixed: Literal["min", "reject"] = "min"
+    trust: tuple[TrustedKey, ...] = ()
+    coverage: Coverage = Coverage()
+    entropy: Entropy = dataclasses.field(default_factory=Entropy)
+    memorization: Memorization | None = None
+    requires: Requires = Requires()
+    ledger: LedgerRules = LedgerRules()
+    changes: Changes = Changes()
+    probe_every: int = 500
+
+    def __post_init__(self) -> None:
+        """Refuse what no compiler makes.
+
+        Raises:
+            ValueError: sources are not in order, or the weights are not S x L numbers in [0, 1].
+        """
+        names = [one.id for one in self.sources]
+        if not names or names != sorted(set(names)):
+            raise ValueError("sources are not in the order of their names, each once")
+        if not self.layers or len({one.id for one in self.layers}) < len(self.layers):
+            raise ValueError("layers have not each a name of their own")
+        rows = [len(row) for row in self.matrix]
+        if rows != [len(self.layers)] * len(names):
+            raise ValueError("weights are not one per source and layer")
+        if not all(math.isfinite(w) and 0 <= w <= 1 for row in self.matrix for w in row):
+            raise ValueError("a weight is not a number from 0 to 1")
+        for one in self.layers:
+            re.compile(one.match)
+
+    @property
+    def codes(self) -> dict[str, int]:
+        """The code of each source: its place among the names in order."""
+        return {one.id: code for code, one in enumerate(self.sources)}
+
+    def weights(self) -> Matrix:
+        """The weights, float64[sources, layers]."""
+        return np.array(self.matrix, dtype=np.float64)
+
+    @property
+    def digest(self) -> str:
+        """Digest of all of it, ``sha256:…``."""
+        return _digest(self.encode())
+
+    def encode(self) -> dict[str, Any]:
+        """The content of ``policy.json``, without its digest."""
+        return {"schema": SCHEMA, **dataclasses.asdict(self)}
+
+    def to_json(self) -> str:
+        """The text of ``policy.json``."""
+        return json.dumps(self.encode() | {"digest": self.digest}, indent=1, sort_keys=True) + "\n"
+
+    @staticmethod
+    def from_json(text: str, where: str = "policy.json") -> CompiledPolicy:
+        """The inverse of ``to_json``.
+
+        Raises:
+            GovernanceBroken: it is not what was written (G110), or of an unknown version (G101).
+        """
+        try:
+            raw = json.loads(text)
+            found = raw.pop("digest", "")
+            if raw.pop("schema", "") != SCHEMA:
+                raise GovernanceBroken("G101", "its version is unknown", where=where)
+            policy = typed_fields.build(CompiledPolicy, raw)
+        except (AttributeError, TypeError, ValueError, RecursionError, re.error) as error:
+            raise GovernanceBroken("G110", f"it is damaged: {error}", where=where) from None
+        if policy.digest != found:
+            raise GovernanceBroken(
+                "G110",
+                "it is not what was written",
+                where=where,
+                hint="hpcdet writes it once and never changes it: put it back from a backup",
+            )
+        return policy
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+# -- exposure ------------------------------------------------------------------------------
+
+
+def exposure(counts: Sequence[int] | NDArray[np.int64], weights: Matrix) -> Matrix:
+    """E = n M: the units of each source that each layer was permitted to learn from.
+
+    Args:
+        counts: units of each source that were trained, int64[S].
+        weights: float64[S, L].
+
+    Returns:
+        float64[S, L], in units of examples times weight.
+    """
+    return np.asarray(counts, dtype=np.float64)[:, None] * weights
+
+
+def admitted_share(counts: Sequence[int] | NDArray[np.int64], weights: Matrix) -> Matrix:
+    """D / N: the share of a batch that each layer admits, float64[L], in [0, 1].
+
+    Gradients that are means over the whole batch become, divided by it, means over what each
+    layer admits.
+
+    Args:
+        counts: units of each source in the batch, int64[S], not all 0.
+    """
+    units = np.asarray(counts, dtype=np.float64)
+    share: Matrix = units @ weights / units.sum()
+    return share
