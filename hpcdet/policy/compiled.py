@@ -59,7 +59,7 @@ class FileDigest:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class UseAgreement:
     """What a source's owner has agreed to.
 
     Attributes:
@@ -80,7 +80,7 @@ class DataSource:
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     manifest: FileDigest | None = None
     chain: FileDigest | None = None
-    agreement: Agreement | None = None
+    agreement: UseAgreement | None = None
 
 
 @dataclass(frozen=True)

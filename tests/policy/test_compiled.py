@@ -12,7 +12,6 @@ import pytest
 
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import (
-    Agreement,
     CompiledPolicy,
     DataSource,
     Entropy,
@@ -21,6 +20,7 @@ from hpcdet.policy.compiled import (
     Memorization,
     TrustedKey,
     Twins,
+    UseAgreement,
     admitted_share,
     exposure,
 )
@@ -32,7 +32,7 @@ POLICY = CompiledPolicy(
     layers=(LayerGroup("low", r"^blocks\.0\.", (0.0, 0.5)), LayerGroup("head", "^head", (1, 1))),
     sources=(
         DataSource("a", {"license": "CC0"}, FileDigest("a.json", "sha256:11")),
-        DataSource("b", agreement=Agreement("DUA-1", "2027-12-31", ("enclave",))),
+        DataSource("b", agreement=UseAgreement("DUA-1", "2027-12-31", ("enclave",))),
     ),
     matrix=((1.0, 1.0), (0.0, 0.25)),
     trust=(TrustedKey("site", "site", "ab"),),
