@@ -65,13 +65,15 @@ class BatchOrder:
             first = ends.index(seen)
             for start in range(first, len(batches), world):
                 together = batches[start : start + world]
+                whole = np.concatenate([np.asarray(one, dtype=np.int64) for one in together])
                 for rank in ranks:
                     mine = together[rank] if rank < len(together) else ()
                     yield Slice(
                         epoch=epoch,
-                        records=sum(len(batch) for batch in together),
+                        records=len(whole),
                         indices=np.asarray(mine if len(mine) else together[0][:1], dtype=np.int64),
                         weight=len(mine),
                         last=start + world >= len(batches),
+                        whole=whole,
                     )
             epoch, seen = epoch + 1, 0

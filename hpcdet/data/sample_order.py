@@ -42,6 +42,7 @@ class Slice(NamedTuple):
         weight: samples of the share that count: ``len(indices)``, or 0 where the global batch
             has fewer samples than there are ranks and this rank repeats one to keep step.
         last: it ends its epoch.
+        whole: int64[records], all samples of the global batch; empty of data without indices.
     """
 
     epoch: int
@@ -49,6 +50,7 @@ class Slice(NamedTuple):
     indices: Indices
     weight: int
     last: bool
+    whole: Indices = np.empty(0, np.int64)
 
 
 def share(indices: Indices, rank: int, world: int) -> Indices:
@@ -115,6 +117,7 @@ class Order:
                         indices=mine if len(mine) else whole[:1],
                         weight=len(mine),
                         last=stop == length,
+                        whole=whole,
                     )
                 start = stop
             epoch, start = epoch + 1, 0

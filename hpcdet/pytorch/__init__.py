@@ -9,6 +9,7 @@
 """
 
 from hpcdet.core import InvalidHP
+from hpcdet.data.sourced import Sourced
 from hpcdet.pytorch import samplers
 from hpcdet.pytorch.api.callback import PyTorchCallback
 from hpcdet.pytorch.api.context import PyTorchTrialContext
@@ -32,6 +33,7 @@ __all__ = [
     "PyTorchTrialContext",
     "Record",
     "Reducer",
+    "Sourced",
     "TorchData",
     "TrainUnit",
     "Trainer",

@@ -21,6 +21,7 @@ import hpcdet.pytorch.samplers as samplers  # noqa: PLR0402 - the package itself
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.loader import Seeded, ShardedLoader, Sources, as_is
 from hpcdet.data.sample_order import Order, Slice, shuffled
+from hpcdet.data.sourced import SourceTable, table_of
 from hpcdet.data.streams import Stateful, Stream
 from hpcdet.errors import ConfigError
 
@@ -73,6 +74,8 @@ class DataLoader:
         batch_sampler: likewise, but of whole batches, of which each rank takes one per step.
         generator: its initial seed is the order's, in place of the trial's.
         persistent_workers: validation keeps its workers, too (training always does).
+        sources: the source of each sample by its index, a name or several, for training under a
+            policy; by default the data set's own ``sources``, as ``Sourced`` has them.
 
     Raises:
         ConfigError: arguments that exclude each other, or data that cannot be resumed without
@@ -97,6 +100,7 @@ class DataLoader:
         *,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
+        sources: Sequence[str | Sequence[str]] | None = None,
     ) -> None:
         self.streams = isinstance(dataset, IterableDataset)
         if not (self.streams or hasattr(dataset, "__len__")):
@@ -126,6 +130,7 @@ class DataLoader:
         self.drop_last = drop_last
         self._shuffle = shuffle
         self._generator = generator
+        self._sources = sources
         self._options = {
             "num_workers": num_workers,
             "collate_fn": collate_fn,
@@ -251,6 +256,14 @@ class DataLoader:
         if self._options["persistent_workers"]:
             self._validation = made
         return iter(made)
+
+    def sources(self) -> SourceTable | None:
+        """The source of each sample; None if nothing says it.
+
+        Raises:
+            ConfigError: there are more or fewer than samples.
+        """
+        return None if self.streams else table_of(self.dataset, self._sources)
 
     # -- streams -----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ are, so that results are those of a model that keeps everything.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -19,12 +19,20 @@ from hpcdet.pytorch.gradients import blocks
 _WHERE = "optimizations.activation_checkpointing"
 
 
-def recompute(model: nn.Module, what: Literal["none", "full"] | list[str]) -> None:
+Around = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+def recompute(
+    model: nn.Module,
+    what: Literal["none", "full"] | list[str],
+    remembering: Callable[[], Around] | None = None,
+) -> None:
     """Make modules of a model compute their forward again; names of parameters stay.
 
     Args:
         what: ``none``, ``full`` (every layer, the model as a whole where it has none) or names of
             classes.
+        remembering: called in each forward pass; returns what is put around its second run.
 
     Raises:
         ConfigError: there is no module of such a class.
@@ -37,24 +45,25 @@ def recompute(model: nn.Module, what: Literal["none", "full"] | list[str]) -> No
         else blocks.of_classes(model, what, _WHERE)
     )
     for module in found:
-        _recompute(module)
+        _recompute(module, remembering)
 
 
-def _recompute(module: nn.Module) -> None:
+def _recompute(module: nn.Module, remembering: Callable[[], Around] | None) -> None:
     original = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return original(*args, **kwargs)
         buffers = list(module.buffers())  # moved to a device, they are others than before
-        if not buffers:
+        if not buffers and remembering is None:
             return checkpoint(original, *args, use_reentrant=False, **kwargs)
         before = [buffer.detach().clone() for buffer in buffers]
+        around = remembering() if remembering else contextlib.nullcontext
         return checkpoint(
             original,
             *args,
             use_reentrant=False,
-            context_fn=lambda: (contextlib.nullcontext(), _as_before(buffers, before)),
+            context_fn=lambda: (contextlib.nullcontext(), _as_before(buffers, before, around)),
             **kwargs,
         )
 
@@ -62,11 +71,14 @@ def _recompute(module: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _as_before(buffers: list[torch.Tensor], before: list[torch.Tensor]) -> Iterator[None]:
+def _as_before(
+    buffers: list[torch.Tensor], before: list[torch.Tensor], around: Around
+) -> Iterator[None]:
     now = [buffer.detach().clone() for buffer in buffers]
     _put(buffers, before)
     try:
-        yield
+        with around():
+            yield
     finally:
         _put(buffers, now)
 

@@ -1,0 +1,172 @@
+"""The source of each sample: whose data it is, by its index in the data set.
+
+Sources do not travel with batches, through workers and collate functions: a slice has indices,
+and the table here has the source of each.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from hpcdet.errors import ConfigError
+
+Codes = NDArray[np.int64]
+Mixture = tuple[str, ...]
+"""The sources of one sample, in the order of their names: usually one."""
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """The sources of a data set's samples.
+
+    Attributes:
+        mixtures: the different ones, in order.
+        codes: int64[samples], each sample's place in ``mixtures``.
+    """
+
+    mixtures: tuple[Mixture, ...]
+    codes: Codes
+
+    @staticmethod
+    def of(names: Sequence[str | Sequence[str]], where: str = "sources") -> SourceTable:
+        """The table of the sources by index.
+
+        Args:
+            names: a name for each sample, or several of one that was made from several sources.
+
+        Raises:
+            ConfigError: a sample has none, or something that is no name.
+        """
+        if isinstance(names, np.ndarray) and names.ndim == 1 and names.dtype.kind in "US":
+            found, codes = np.unique(names.astype(str), return_inverse=True)
+            return SourceTable(tuple((str(one),) for one in found), codes.astype(np.int64))
+        known: dict[Any, int] = {}
+        places = np.fromiter((known.setdefault(_key(one), len(known)) for one in names), np.int64)
+        mixtures = [_mixture(one, where) for one in known]
+        ordered = sorted(set(mixtures))
+        to_ordered = np.array([ordered.index(one) for one in mixtures], dtype=np.int64)
+        return SourceTable(tuple(ordered), to_ordered[places] if len(places) else places)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def at(self, indices: Sequence[int] | NDArray[np.int64]) -> SourceTable:
+        """The table of a subset."""
+        return SourceTable(self.mixtures, self.codes[np.asarray(indices, dtype=np.int64)])
+
+    @staticmethod
+    def joined(tables: Sequence[SourceTable]) -> SourceTable:
+        """The table of data sets one behind the other."""
+        mixtures = tuple(sorted({mixture for one in tables for mixture in one.mixtures}))
+        codes = [
+            np.array([mixtures.index(one) for one in table.mixtures], dtype=np.int64)[table.codes]
+            for table in tables
+        ]
+        return SourceTable(mixtures, np.concatenate(codes))
+
+
+class Sourced(Dataset[Any]):
+    """Data sets with indices, one behind the other, each from a source with a name.
+
+    ``pytorch.DataLoader`` knows from it which source each sample has. A ``Subset`` of it, a
+    ``random_split``, a ``ConcatDataset`` of several keep the sources.
+
+    Args:
+        parts: the data sets by the names that the policy gives to their sources.
+
+    Raises:
+        ConfigError: there is none, one is empty, or one has no length.
+    """
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        if not parts:
+            raise ConfigError("there is no data set", where="Sourced")
+        for name, part in parts.items():
+            if not hasattr(part, "__len__"):
+                raise ConfigError(
+                    f"the data set of source {name!r} has no length",
+                    where="Sourced",
+                    hint="give it __len__ and __getitem__",
+                )
+            if len(part) == 0:
+                raise ConfigError(f"source {name!r} is empty", where="Sourced")
+        self.parts = dict(parts)
+        self._datasets = list(parts.values())
+        self._ends = list(accumulate(len(part) for part in self._datasets))
+
+    @property
+    def sources(self) -> SourceTable:
+        """The source of each sample."""
+        return SourceTable.joined(
+            [
+                SourceTable(((name,),), np.zeros(len(part), dtype=np.int64))
+                for name, part in self.parts.items()
+            ]
+        )
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Any:
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(f"index {index} of {len(self)} samples")
+        part = bisect_right(self._ends, place)
+        return self._datasets[part][place - (self._ends[part - 1] if part else 0)]
+
+
+def table_of(dataset: Any, sources: Sequence[str | Sequence[str]] | None) -> SourceTable | None:
+    """The sources of a data set's samples; None if nothing says them.
+
+    Args:
+        sources: names by index; None: the data set's own ``sources``.
+
+    Raises:
+        ConfigError: there are more or fewer names than samples.
+    """
+    found = _found(dataset) if sources is None else SourceTable.of(sources)
+    if found is not None and len(found) != len(dataset):
+        raise ConfigError(
+            f"there are sources for {len(found)} samples, and the data set has {len(dataset)}",
+            where="DataLoader(sources=…)",
+            hint="give one name for each index",
+        )
+    return found
+
+
+def _found(dataset: Any) -> SourceTable | None:
+    own = getattr(dataset, "sources", None)
+    if isinstance(own, SourceTable):
+        return own
+    if own is not None:
+        return SourceTable.of(own, f"{type(dataset).__name__}.sources")
+    if isinstance(dataset, Subset):
+        whole = _found(dataset.dataset)
+        return None if whole is None else whole.at(dataset.indices)
+    if isinstance(dataset, ConcatDataset):
+        tables = [_found(one) for one in dataset.datasets]
+        known = [one for one in tables if one is not None]
+        return SourceTable.joined(known) if len(known) == len(tables) else None
+    return None
+
+
+def _key(name: Any) -> Any:
+    return name if isinstance(name, str) else tuple(name) if isinstance(name, Sequence) else name
+
+
+def _mixture(name: Any, where: str) -> Mixture:
+    names = (name,) if isinstance(name, str) else name
+    fits = isinstance(names, tuple) and names and all(isinstance(one, str) for one in names)
+    if not fits:
+        raise ConfigError(
+            f"{name!r} is no source", where=where, hint="give a name, or several in a tuple"
+        )
+    return tuple(sorted(set(names)))
