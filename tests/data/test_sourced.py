@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -36,7 +36,8 @@ def test_subsets_and_joined_data_sets_keep_the_sources() -> None:
     other = Sourced({"notes": list("n")})
     joined: Any = ConcatDataset([Subset(data, [3]), other])
     assert names(table_of(joined, None)) == ["books", "notes"]
-    partly: Any = ConcatDataset([data, list("pq")])
+    plain: Any = list("pq")
+    partly: Any = ConcatDataset([data, plain])
     assert table_of(partly, None) is None
 
 
@@ -44,7 +45,10 @@ def test_names_by_index_are_taken_from_the_loader_first() -> None:
     data = Sourced({"web": list("ab")})
     assert names(DataLoader(data).sources()) == ["web", "web"]
     assert names(DataLoader(data, sources=["x", ("y", "x")]).sources()) == ["x", "x+y"]
-    assert names(DataLoader(data, sources=np.array(["q", "p"])).sources()) == ["q", "p"]
+    assert names(DataLoader(data, sources=cast("Any", np.array(["q", "p"]))).sources()) == [
+        "q",
+        "p",
+    ]
     assert DataLoader(list("ab")).sources() is None
 
 
