@@ -10,13 +10,14 @@ the second out is gradient routing per parameter (Cloud et al. 2024, Shilov et a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from hpcdet.guard.router import Route
+from hpcdet.guard.router import Route, RowWeights
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
@@ -224,26 +225,60 @@ class Elementwise(torch.autograd.Function):
         return gx, gw, None
 
 
-class Join(torch.autograd.Function):
-    """The value of ``whole``; its gradient goes there, and that of some rows to ``part``, too.
+def join(
+    route: Route,
+    rows: Sequence[tuple[int, RowWeights | None]],
+    parts: Sequence[Tensor],
+    stand_ins: Sequence[Tensor],
+    wholes: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
+    """The values of ``wholes``, through which parameters learn as stand-ins do through ``parts``.
 
-    ``whole`` and ``part`` are one module's output, with one group of its parameters cut off from
-    the graph and with all others, and the inputs, cut off.
+    Args:
+        rows: for each output its dimension of rows, and how much each counts.
+        parts: the outputs of a run in which only the stand-ins learn; empty: nobody does.
     """
+    found: tuple[Tensor, ...] = _Join.apply(  # type: ignore[no-untyped-call]
+        route, rows, parts, stand_ins, *wholes, *parameters
+    )
+    return found
 
+
+class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, _part: Tensor, dim: int, route: Route) -> Tensor:
-        ctx.route, ctx.dim = route, dim
-        return whole.view_as(whole)
+    def forward(
+        ctx: Any,
+        route: Route,
+        rows: Sequence[tuple[int, RowWeights | None]],
+        parts: Sequence[Tensor],
+        stand_ins: Sequence[Tensor],
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.route, ctx.rows, ctx.parts, ctx.stand_ins = route, rows, parts, stand_ins
+        return tuple(one.clone() for one in tensors[: len(rows)])  # may be changed in place
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gy: Tensor) -> Any:
-        kept = ctx.route.check("a module")
-        moved = gy.movedim(ctx.dim, 0)
-        if kept.kept is None:
-            part = kept.weigh(moved)
-        else:
-            part = torch.zeros_like(moved)
-            part.index_copy_(0, kept.kept, kept.weigh(moved.index_select(0, kept.kept)))
-        return gy, part.movedim(0, ctx.dim), None, None
+    def backward(ctx: Any, *gys: Tensor) -> Any:
+        ctx.route.check("a module")
+        learned: Sequence[Maybe] = [torch.zeros_like(one) for one in ctx.stand_ins]
+        if ctx.parts:
+            masked = [_masked(gy, *of_one) for gy, of_one in zip(gys, ctx.rows, strict=True)]
+            learned = torch.autograd.grad(
+                ctx.parts, ctx.stand_ins, masked, retain_graph=True, allow_unused=True
+            )
+        return (None, None, None, None, *gys, *learned)
+
+
+def _masked(gy: Tensor, dim: int, rows: RowWeights) -> Tensor:
+    """A gradient times the weights of its rows, those of weight 0 being 0 whatever they are."""
+    if rows.plain:
+        return gy
+    first = gy.movedim(dim, 0)
+    flat = first if len(first) == rows.rows else first.flatten(0, 1)  # of tokens
+    if rows.kept is None:
+        return rows.weigh(flat).reshape(first.shape).movedim(0, dim)
+    part = torch.zeros_like(flat)
+    part.index_copy_(0, rows.kept, rows.weigh(flat.index_select(0, rows.kept)))
+    return part.reshape(first.shape).movedim(0, dim)

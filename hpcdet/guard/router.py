@@ -13,6 +13,14 @@ import torch
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.policy.compiled import Matrix
 
+_NO_BACKWARD = -1
+"""What torch calls the backward pass under way where there is none."""
+
+ROWS_HINT = (
+    "keep the batch in the first dimension (positions: torch.arange(T).expand(N, T)), "
+    "or name the rows of this part: with context.rows(indices): ..."
+)
+
 
 @dataclass(eq=False)
 class RowWeights:
@@ -21,16 +29,23 @@ class RowWeights:
     Attributes:
         rows: in the batch.
         kept: int64[k], the rows of weights above 0, in order; None: all of them.
-        scale: float32[k], their weights; None: all are 1.
+        scale: float64[k], their weights; None: all are 1.
+        finer: of each token of each row, where tokens have sources of their own; the weight of
+            the row is then the least of its tokens'.
     """
 
     rows: int
     kept: torch.Tensor | None
     scale: torch.Tensor | None
+    finer: RowWeights | None = None
 
     @staticmethod
     def of(weights: Matrix, device: torch.device) -> RowWeights:
-        """``weights``: float64[rows]."""
+        """``weights``: float64[rows] or float64[rows, tokens]."""
+        if weights.ndim == 2:
+            least = RowWeights.of(weights.min(axis=1), device)
+            least.finer = RowWeights.of(weights.reshape(-1), device)
+            return least
         there = np.flatnonzero(weights > 0)
         whole = len(there) == len(weights)
         scale = None
@@ -47,14 +62,15 @@ class RowWeights:
         """
         if length == self.rows:
             return self
+        if self.finer is not None and length and length % self.finer.rows == 0:
+            return self.finer.of_length(length, what)
         each, more = divmod(length, max(self.rows, 1))
         if more or each == 0:
             raise PolicyRefused(
                 "P12",
                 f"{what} is given {length} rows, and the batch has {self.rows}",
                 where="train_batch",
-                hint="keep the batch in the first dimension, or name the rows of this part: "
-                "with context.rows(indices): ...",
+                hint=ROWS_HINT,
             )
         kept = scale = None
         if self.kept is not None:
@@ -68,6 +84,11 @@ class RowWeights:
     def plain(self) -> bool:
         """True if all rows count fully."""
         return self.kept is None and self.scale is None
+
+    @property
+    def denied(self) -> bool:
+        """True if no row counts."""
+        return self.kept is not None and len(self.kept) == 0
 
     def select(self, rows: torch.Tensor) -> torch.Tensor:
         """The kept rows of a tensor[rows, …]."""
@@ -122,13 +143,16 @@ class Router:
         layers: names of the layers of all models; a routed module knows the place of its own.
         passing: a backward pass that is accounted for is under way.
         off: route nothing: each row changes every layer, to measure what routing withholds.
+        plainly: modules run as if they were not routed.
     """
 
     def __init__(self) -> None:
         self.layers: list[str] = []
         self.passing = False
         self.off = False
+        self.plainly = False
         self._rows: Mapping[int, RowWeights] | None = None
+        self._restored = False
 
     def __deepcopy__(self, memo: Any) -> Router:
         """A copy of a model is routed by the same router."""
@@ -145,39 +169,88 @@ class Router:
         """Around the passes of some rows.
 
         Args:
-            weights: float64[rows, layers], in the order of ``layers``.
+            weights: float64[rows, layers] in the order of ``layers``, or
+                float64[rows, tokens, layers].
         """
         if self.off:
             weights = np.ones_like(weights)
-        columns = range(weights.shape[1])
-        with self._as({place: RowWeights.of(weights[:, place], device) for place in columns}):
+        columns = range(weights.shape[-1])
+        with self._as({place: RowWeights.of(weights[..., place], device) for place in columns}):
             yield
 
     @contextlib.contextmanager
-    def _as(self, rows: Mapping[int, RowWeights] | None) -> Iterator[None]:
-        before, self._rows = self._rows, rows
+    def _as(
+        self, rows: Mapping[int, RowWeights] | None, *, restored: bool = False
+    ) -> Iterator[None]:
+        before = self._rows, self._restored
+        self._rows, self._restored = rows, restored
         try:
             yield
         finally:
-            self._rows = before
+            self._rows, self._restored = before
 
     def of(self, layer: int) -> RowWeights | None:
         """The rows under way as a layer takes them; None if there are none."""
         return None if self._rows is None else self._rows[layer]
 
-    def route(self, layer: int, length: int, what: str) -> Route:
-        """The route of a layer for an operator on ``length`` rows.
+    def fit(self, layer: int, x: torch.Tensor, tail: int, what: str) -> tuple[torch.Tensor, Route]:
+        """The input of an operator, and the route of its layer for the rows of that.
+
+        Args:
+            x: its last ``tail`` dimensions are of one row, such as its features.
+
+        Returns:
+            ``x``, or with tokens in its first dimension where they have sources of their own.
 
         Raises:
-            PolicyRefused: they are not the batch's (P12).
+            PolicyRefused: the rows are not the batch's, or nobody knows whose they are (P12).
         """
+        if x.dim() <= tail:
+            raise PolicyRefused(
+                "P12", f"{what} is given no rows", where="train_batch", hint=ROWS_HINT
+            )
         rows = self.of(layer)
-        return Route(self, None if rows is None else rows.of_length(length, what))
+        if rows is None:
+            return x, Route(self, None)
+        self._check_recomputation(what)
+        finer = rows.finer
+        if finer is not None and x.dim() > tail + 1 and _shape(x) == (rows.rows, finer.rows):
+            return x.flatten(0, 1), Route(self, finer)
+        return x, Route(self, rows.of_length(len(x), what))
+
+    def _check_recomputation(self, what: str) -> None:
+        """Refuse a forward pass within a backward pass, unless it sees the rows it saw first."""
+        if torch._C._current_graph_task_id() != _NO_BACKWARD and not self._restored:
+            raise PolicyRefused(
+                "P12",
+                f"{what} is computed again in a backward pass, under rows that may be others",
+                where="train_batch",
+                hint="recompute by optimizations.activation_checkpointing",
+            )
 
     def recomputing(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """Take the rows under way along: a context in which a forward pass sees them again."""
-        rows = self._rows
-        return lambda: self._as(rows)
+        rows, plainly = self._rows, self.plainly
+
+        @contextlib.contextmanager
+        def again() -> Iterator[None]:
+            before, self.plainly = self.plainly, plainly
+            try:
+                with self._as(rows, restored=True):
+                    yield
+            finally:
+                self.plainly = before
+
+        return again
+
+    @contextlib.contextmanager
+    def unrouted(self) -> Iterator[None]:
+        """Around forward passes without parameters to learn: modules are as they were."""
+        before, self.plainly = self.plainly, True
+        try:
+            yield
+        finally:
+            self.plainly = before
 
     @contextlib.contextmanager
     def accounted(self) -> Iterator[None]:
@@ -187,3 +260,8 @@ class Router:
             yield
         finally:
             self.passing = before
+
+
+def _shape(x: torch.Tensor) -> tuple[int, int]:
+    """Rows and tokens of a tensor[rows, tokens of each, …]."""
+    return len(x), len(x) * x.shape[1]

@@ -7,7 +7,7 @@ are, so that results are those of a model that keeps everything.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -63,24 +63,34 @@ def _recompute(module: nn.Module, remembering: Callable[[], Around] | None) -> N
             original,
             *args,
             use_reentrant=False,
-            context_fn=lambda: (contextlib.nullcontext(), _as_before(buffers, before, around)),
+            context_fn=lambda: (contextlib.nullcontext(), _AsBefore(buffers, before, around)),
             **kwargs,
         )
 
     module.forward = forward
 
 
-@contextlib.contextmanager
-def _as_before(
-    buffers: list[torch.Tensor], before: list[torch.Tensor], around: Around
-) -> Iterator[None]:
-    now = [buffer.detach().clone() for buffer in buffers]
-    _put(buffers, before)
-    try:
-        with around():
-            yield
-    finally:
-        _put(buffers, now)
+class _AsBefore:
+    """Around a second run: buffers are as before the first, and afterwards as they were.
+
+    It may be entered again: a backward pass inside the backward pass has a second run of its own.
+    """
+
+    def __init__(
+        self, buffers: list[torch.Tensor], before: list[torch.Tensor], around: Around
+    ) -> None:
+        self._buffers, self._before, self._around = buffers, before, around
+        self._now: list[torch.Tensor] = []
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        self._now = [buffer.detach().clone() for buffer in self._buffers]
+        _put(self._buffers, self._before)
+        self._stack.enter_context(self._around())
+
+    def __exit__(self, *raised: Any) -> None:
+        self._stack.__exit__(*raised)
+        _put(self._buffers, self._now)
 
 
 def _put(buffers: list[torch.Tensor], values: list[torch.Tensor]) -> None:
