@@ -13,6 +13,7 @@ from typing import Any
 from hpcdet.checkpoint import Manifest
 from hpcdet.core._checkpoint import CheckpointContext
 from hpcdet.core._distributed import DistributedContext
+from hpcdet.core._governance import GovernanceContext
 from hpcdet.core._modes import check
 from hpcdet.core._preempt import PreemptContext
 from hpcdet.core._profiler import ProfilerContext
@@ -85,6 +86,7 @@ class Context:
         self.searcher = SearcherContext(session, self.train)
         self.profiler = ProfilerContext(self.train, session.profile)
         self.experimental = ExperimentalCoreContext(session)
+        self.governance = GovernanceContext(session)
         self._left = False
 
     def _each_step(self) -> None:

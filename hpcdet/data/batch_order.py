@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from hpcdet.data.sample_order import Slice
+from hpcdet.data.sample_order import Indices, Slice
 from hpcdet.errors import ConfigError
 
 
@@ -26,6 +26,11 @@ class BatchOrder:
 
     batches: Callable[[int], Sequence[Sequence[int]]]
     epoch_records: int
+    whole = False
+
+    def indices(self, epoch: int) -> Indices:
+        """The samples of an epoch, in order, int64[epoch_records]."""
+        return np.concatenate([np.asarray(one, dtype=np.int64) for one in self.batches(epoch)])
 
     @staticmethod
     def of(batches: Callable[[int], Sequence[Sequence[int]]]) -> BatchOrder:

@@ -69,12 +69,14 @@ class Order:
         batch: samples in a global batch; the last of an epoch may be smaller.
         epoch_order: the order in an epoch, int64[size].
         drop_last: leave a smaller last batch out.
+        permutes: each epoch has each sample once.
     """
 
     size: int
     batch: int
     epoch_order: Callable[[int], Sequence[int] | Indices]
     drop_last: bool = False
+    permutes: bool = False
 
     def __post_init__(self) -> None:
         if self.epoch_records == 0:
@@ -91,6 +93,15 @@ class Order:
     @property
     def epoch_records(self) -> int:
         return min(self.size, self.epoch_batches * self.batch)
+
+    @property
+    def whole(self) -> bool:
+        """True if each epoch is known to train each sample once."""
+        return self.permutes and self.epoch_records == self.size
+
+    def indices(self, epoch: int) -> Indices:
+        """The samples that an epoch trains, in order, int64[epoch_records]."""
+        return np.asarray(self.epoch_order(epoch), dtype=np.int64)[: self.epoch_records]
 
     def epoch_of(self, records: int) -> int:
         """The epoch that a trial is in after ``records`` samples."""

@@ -58,7 +58,7 @@ class PolicyRefused(ConfigError):
     """A policy refuses what it is asked to govern; the message begins with the P code."""
 
     def __init__(self, policy_code: str, what: str, *, where: str = "", hint: str = "") -> None:
-        """``policy_code``: a key of ``POLICY_CODES``."""
+        """``policy_code``: a key of ``POLICY_CODES``, or G113."""
         super().__init__(f"{policy_code}: {what}", where=where, hint=hint)
         self.policy_code = policy_code
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,9 @@ from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.store.fs import typed_fields
 
 SCHEMA = "hpcdet-policy/1"
+
+MIX = "+"
+"""Between the sources of a row that has several."""
 
 Matrix = NDArray[np.float64]
 """Weights in [0, 1], float64[sources, layers]: how much of a source's gradient a layer gets."""
@@ -292,28 +295,24 @@ def _digest(value: Any) -> str:
 # -- exposure ------------------------------------------------------------------------------
 
 
-def exposure(counts: Sequence[int] | NDArray[np.int64], weights: Matrix) -> Matrix:
-    """E = n M: the units of each source that each layer was permitted to learn from.
+def exposure(policy: CompiledPolicy, counts: Mapping[str, int]) -> Matrix:
+    """E: the units of each source that each layer was permitted to learn from.
+
+    ``E[s, l] = sum of n_k min(M[k, l])`` over the kinds of rows that s is among: a row of several
+    sources counts for each of them, by the least of their weights.
 
     Args:
-        counts: units of each source that were trained, int64[S].
-        weights: float64[S, L].
+        counts: rows by their source, or by their sources: ``a+b``.
 
     Returns:
-        float64[S, L], in units of examples times weight.
+        float64[sources, layers], in rows times weight.
+
+    Raises:
+        KeyError: a source is unknown.
     """
-    return np.asarray(counts, dtype=np.float64)[:, None] * weights
-
-
-def admitted_share(counts: Sequence[int] | NDArray[np.int64], weights: Matrix) -> Matrix:
-    """D / N: the share of a batch that each layer admits, float64[L], in [0, 1].
-
-    Gradients that are means over the whole batch become, divided by it, means over what each
-    layer admits.
-
-    Args:
-        counts: units of each source in the batch, int64[S], not all 0.
-    """
-    units = np.asarray(counts, dtype=np.float64)
-    share: Matrix = units @ weights / units.sum()
-    return share
+    codes, weights = policy.codes, policy.weights()
+    found = np.zeros_like(weights)
+    for name, units in counts.items():
+        members = [codes[one] for one in name.split(MIX)]
+        found[members] += units * weights[members].min(axis=0)
+    return found

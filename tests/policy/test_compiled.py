@@ -21,7 +21,6 @@ from hpcdet.policy.compiled import (
     TrustedKey,
     Twins,
     UseAgreement,
-    admitted_share,
     exposure,
 )
 
@@ -91,8 +90,8 @@ def test_what_no_compiler_makes_is_refused(change: dict[str, Any]) -> None:
         dataclasses.replace(POLICY, **change)
 
 
-def test_exposure_and_admitted_shares_are_those_of_their_formulas() -> None:
-    weights = POLICY.weights()
-    np.testing.assert_array_equal(exposure([30, 10], weights), [[30, 30], [0, 2.5]])
-    np.testing.assert_allclose(admitted_share([30, 10], weights), [0.75, 32.5 / 40])
-    np.testing.assert_array_equal(admitted_share([0, 10], weights), [0, 0.25])
+def test_exposure_counts_each_source_of_a_row_by_the_least_weight() -> None:
+    found = exposure(POLICY, {"a": 30, "b": 8, "a+b": 4})
+    np.testing.assert_array_equal(found, [[30 + 0, 30 + 1], [0, 2 + 1]])
+    with pytest.raises(KeyError):
+        exposure(POLICY, {"c": 1})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,7 +57,10 @@ class PyTorchTrialContext(TrialContext):
             self.reducer,
             aggregation=aggregation,
             average=average,
+            guard=core.governance.guard,
         )
+        if core.governance.guard is not None:
+            self.reducer.settling = core.governance.guard.router.accounted
 
     @property
     def virtual_rank(self) -> int:
@@ -74,7 +78,7 @@ class PyTorchTrialContext(TrialContext):
         Raises:
             ConfigError: what the config asks for does not go with this model or this machine.
         """
-        wrapped = wrap(model, self.core.session, self.reducer)
+        wrapped = wrap(model, self.core.session, self.reducer, self.learning.guard)
         self.models.append(wrapped)
         return wrapped
 
@@ -94,6 +98,8 @@ class PyTorchTrialContext(TrialContext):
         """
         self.reducer.watch(optimizer)
         self.optimizers.append(optimizer)
+        if self.learning.guard is not None:
+            self.learning.guard.watch(optimizer)
         if average_aggregated_gradients is not None:
             self.learning.averages[id(optimizer)] = average_aggregated_gradients
         return optimizer
@@ -234,6 +240,31 @@ class PyTorchTrialContext(TrialContext):
 
         to_wrap.forward = forward
         return to_wrap
+
+    def rows(
+        self,
+        indices: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        sources: Sequence[str | Sequence[str]] | None = None,
+    ) -> contextlib.AbstractContextManager[None]:
+        """Around forward and backward passes over other rows than those of the batch.
+
+        Needed under a policy only; without one it does nothing::
+
+            with context.rows(indices=[0, 0, 1, 1]):  # two views of each of two samples
+                context.backward(self.loss(views))
+
+        Args:
+            indices: for each row its place in the batch as ``train_batch`` was given it, or the
+                places of all rows that it was made from: it may change what each of them may.
+            sources: for each row the name of its source, or several: of data without indices.
+
+        Raises:
+            UsageError: a row is not in the batch.
+            PolicyRefused: the policy does not know a source.
+        """
+        if self.learning.guard is None:
+            return contextlib.nullcontext()
+        return self.learning.guard.rows(indices, sources)
 
     def current_train_batch(self) -> int:
         """Index of the batch under way, from 0, over all epochs."""

@@ -208,7 +208,8 @@ class DataLoader:
             return BatchOrder.of(lambda epoch: _sampled(sampled, seed, epoch))
         try:
             size = len(self.dataset) if self.sampler is None else len(self._epoch(seed, 0))
-            return Order(size, batch, lambda epoch: self._epoch(seed, epoch), self.drop_last)
+            plain = self.sampler is None
+            return Order(size, batch, lambda epoch: self._epoch(seed, epoch), self.drop_last, plain)
         except ValueError as error:
             raise ConfigError(str(error), where="DataLoader") from error
 

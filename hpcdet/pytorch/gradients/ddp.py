@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class DdpReducer(AveragingReducer):
         )
         parallel.compression = Compression(parallel, session.config.optimizations)
         parallel.phases = self._phases
+        parallel.settling = self.settling
         return parallel
 
     def plain(self) -> list[torch.nn.Module]:
@@ -78,6 +79,7 @@ class Parallel(DistributedDataParallel):
         compression: how gradients travel.
         bypass: call the module alone, without talking to other ranks: while validating.
         phases: told that this rank waits for rank 0's buffers.
+        settling: put around the backward passes with gradients of zero.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Parallel(DistributedDataParallel):
         self.compression: Compression | None = None
         self.bypass = False
         self.phases = Phases()
+        self.settling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._generators = generators
         self._settled = False
 
@@ -137,7 +140,8 @@ class Parallel(DistributedDataParallel):
             outputs = super().forward(*cut_inputs, **cut_kwargs)  # type: ignore[no-untyped-call]
             ends = [one for one in tree_leaves(outputs) if _trains(one)]
             if ends:
-                torch.autograd.backward(ends, [torch.zeros_like(one) for one in ends])
+                with self.settling():
+                    torch.autograd.backward(ends, [torch.zeros_like(one) for one in ends])
         self.require_backward_grad_sync = communicates
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient

@@ -24,6 +24,7 @@ class GradientReducer:
 
     Attributes:
         averaged: over so many ranks ``reduce`` takes the mean; 1: it takes the sum.
+        settling: put around backward passes of the reducer's own, which change nothing.
     """
 
     averaged = 1
@@ -33,6 +34,7 @@ class GradientReducer:
         self._session = session
         self._models = models
         self._phases = session.profile.phases
+        self.settling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     # -- models ------------------------------------------------------------------------------
 

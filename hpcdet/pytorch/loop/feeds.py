@@ -16,6 +16,7 @@ from hpcdet.core.training import Peers
 from hpcdet.data import rng
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order, Slice, subseed
+from hpcdet.data.sourced import SourceTable
 from hpcdet.data.streams import State, Stateful, Stream
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch.api.context import PyTorchTrialContext
@@ -31,7 +32,12 @@ class Feed(Protocol):
     Attributes:
         epoch_records: samples in an epoch, over all ranks.
         batch: samples in a global batch; None where that varies.
+        order: of samples with indices; None of others.
+        sources: of each sample by its index; None: nothing says them.
     """
+
+    order: Order | BatchOrder | None
+    sources: SourceTable | None
 
     @property
     def batch(self) -> int | None: ...
@@ -138,9 +144,11 @@ class _Indexed:
         self, data: DataLoader, order: Order | BatchOrder, context: PyTorchTrialContext
     ) -> None:
         self._data = data
+        self.order: Order | BatchOrder | None = order
         self._order = order
         self._context = context
         self.epoch_records = order.epoch_records
+        self.sources = data.sources() if context.learning.guard is not None else None
 
     @property
     def batch(self) -> int | None:
@@ -165,6 +173,9 @@ class _Counted:
         length: batches in an epoch; None: there are no epochs.
         batch: samples in a rank's batch.
     """
+
+    order: Order | BatchOrder | None = None
+    sources: SourceTable | None = None
 
     def __init__(self, length: int | None, batch: int, world: int) -> None:
         self._length = length

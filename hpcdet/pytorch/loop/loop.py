@@ -41,6 +41,7 @@ class Loop:
         self._plan = plan
         self._core = context.core
         self._session = context.core.session
+        self._guard = context.learning.guard
         self._progress = LoopProgress()
         context.division.exempt(trial, *context.models)
         self._callbacks = trial.build_callbacks()
@@ -88,6 +89,8 @@ class Loop:
         data = self._trial.build_training_data_loader()
         self._feed = feed_of(data, self._context, self._global_batch(data))
         self._saves.feed = self._feed
+        if self._guard is not None:
+            self._guard.use(self._feed.sources, indexed=self._feed.order is not None)
         self._validator.build()
         self._check_registered()
         if loaded is not None:
@@ -98,6 +101,7 @@ class Loop:
         self._traces = Traces(self._session, self._context.profiler)
         self._saves.begin_random(loaded)
         if loaded is None:
+            self._saves.begin_governance()
             self._progress.owed = self._plan.step_zero_validation
             self._saves.save((), must=True)
 
@@ -180,11 +184,17 @@ class Loop:
             self._session.profile.phases.switch("data")
             own = (part, batch) if share == context.mine[0] else next(more)
             # shares of different size must count by their size where their mean is taken, too
-            self._learn(*own, own[0].weight * context.reducer.averaged / part.records, tally)
+            weight = own[0].weight / part.records
+            with self._governed(own[0], weight, share):
+                self._learn(*own, own[0].weight * context.reducer.averaged / part.records, tally)
 
         context.learning.begin(units.batches)
+        if self._guard is not None:
+            self._guard.begin(part.whole)
         context.division.step(units.batches, learn)
         context.learning.end()
+        if self._guard is not None:
+            self._guard.end()
         epochs = part.epoch + part.last
         self._saves.changed = True
         self._progress.units = Units(units.batches + 1, units.records + part.records, epochs)
@@ -195,6 +205,15 @@ class Loop:
         if part.last:
             for callback in self._callbacks.values():
                 callback.on_training_epoch_end(part.epoch)
+
+    def _governed(
+        self, part: Slice, weight: float, share: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """Around the training of a share, whose rows the policy routes."""
+        if self._guard is None:
+            return contextlib.nullcontext()
+        first = share == self._context.mine[0]
+        return self._guard.share(part, weight, share, first=first)
 
     def _learn(self, part: Slice, batch: Any, scale: float, tally: Tally) -> None:
         """Let the trial train a share of a global batch, and count its metrics."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from hpcdet.checkpoint import LoadedState
 from hpcdet.core.training import Cause
@@ -83,6 +84,9 @@ class Saves:
         state = trial_state.shared(context, self._callbacks, self._progress.encode(), common)
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(state)
+        accounts = context.core.governance.accounts
+        if accounts is not None:  # after the callbacks, which might change it
+            state["governance"] = accounts.encode()
         state = context.reducer.spread(state)
         private = {}
         if context.division.own_state:
@@ -90,6 +94,8 @@ class Saves:
         if (position := self.feed.state()) is not None:
             private["data"] = position
         meta: ManifestMeta = {"global_batch": self.feed.batch}
+        if accounts is not None:
+            meta["governance"] = accounts.summary()
         if self.feed.batch is None and (step := context.learning.step) is not None:
             meta["starts_epoch"] = step.starts
         if not session.save(
@@ -163,6 +169,7 @@ class Saves:
         own = private.get("registered") if private is not None else None
         self._session.registered.load(shared.get("registered", {}), own)
         self.feed.load(private.get("data") if private is not None else None)
+        self._verify(loaded)
         if self._context.division.is_in(shared):
             trial_state.load_callbacks(self._callbacks, shared["callbacks"])
             self._context.division.load(shared, self._session.device)
@@ -170,6 +177,31 @@ class Saves:
             trial_state.load_callbacks(self._callbacks, shared["callbacks"])
         else:
             trial_state.load_private(self._context, self._callbacks, private)
+
+    def _verify(self, loaded: LoadedState) -> None:
+        """Verify what the checkpoint holds of the policy, and record the checks.
+
+        Raises:
+            GovernanceBroken: one has failed that stops the trial.
+        """
+        found = loaded.shared.get("governance")
+        governance, inherited = self._context.core.governance, loaded.manifest.inherited
+        if governance.accounts is None:
+            if found is not None and not inherited:
+                raise Unrecoverable(
+                    "the checkpoint was trained under a policy, and the experiment has none",
+                    where=loaded.manifest.name,
+                    hint="put policy.json back into the experiment's folder",
+                )
+            return
+        checks = governance.accounts.load(
+            found,
+            trial_state.parameters(self._context),
+            records=self._progress.units.records,
+            order=self.feed.order,
+            inherited=inherited,
+        )
+        self._session.tracker.record("governance", checks=[asdict(one) for one in checks])
 
     def _check(self, loaded: LoadedState, size: int | None) -> None:
         """See that a step means what it meant when the checkpoint was made."""
@@ -182,6 +214,11 @@ class Saves:
                 hint="set the hyperparameter global_batch_size and take batch_size from "
                 "get_per_slot_batch_size(), or continue with the same number of slots",
             )
+
+    def begin_governance(self) -> None:
+        """A trial begins under its policy, if it has one."""
+        if (accounts := self._context.core.governance.accounts) is not None:
+            accounts.start(trial_state.parameters(self._context))
 
     def begin_random(self, loaded: LoadedState | None) -> None:
         """Random numbers, last: nothing may draw between here and the first batch."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from hpcdet.core.training import Phases
 from hpcdet.errors import UsageError
 from hpcdet.pytorch.gradients.reducer import GradientReducer
+
+if TYPE_CHECKING:  # imported where there is a policy only
+    from hpcdet.guard.guard import Guard
 
 ClipGrads = Callable[[Any], Any]
 """Called with an optimizer's parameters before its step."""
@@ -42,12 +45,14 @@ class Learning:
         reducer: of gradients over all ranks.
         aggregation: batches per step of the optimizers.
         average: whether their gradients are averaged or summed.
+        guard: enforces the experiment's policy; None without one.
 
     Attributes:
         scaler: of gradients; None if there is none.
         step: the one under way; None before the first.
         averages: of some optimizers, by ``id``, whether they do otherwise than ``average``.
         steps_now: whether optimizers step after the batch under way.
+        guard: as given.
     """
 
     def __init__(
@@ -58,7 +63,9 @@ class Learning:
         *,
         aggregation: int,
         average: bool,
+        guard: Guard | None = None,
     ) -> None:
+        self.guard = guard
         self.aggregation = aggregation
         self.scaler: Any = None
         self.step: StepPosition | None = None
@@ -124,7 +131,8 @@ class Learning:
             loss = loss * scale
         if self._amp:
             loss = self.scaler.scale(loss)
-        with self._reducer.collect(loss):
+        passing = contextlib.nullcontext() if self.guard is None else self.guard.passing()
+        with passing, self._reducer.collect(loss):
             torch.autograd.backward(
                 loss, gradient, retain_graph=retain_graph, create_graph=create_graph
             )
@@ -162,11 +170,16 @@ class Learning:
         before = self._phases.switch("optimizer")
         if self.averages and self.aggregation > 1:
             self._weigh(optimizer)
+        if self.guard is not None:
+            self.guard.normalize(optimizer, zeroes=auto_zero_grads)
         if clip_grads is not None:
             if scaler is not None:
                 with contextlib.suppress(RuntimeError):  # the code has done it already
                     scaler.unscale_(optimizer)
-            clip_grads([one for group in optimizer.param_groups for one in group["params"]])
+            if self.guard is not None:
+                self.guard.clip(optimizer, clip_grads)
+            else:
+                clip_grads([one for group in optimizer.param_groups for one in group["params"]])
         if scaler is not None:
             scaler.step(optimizer)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,9 +15,14 @@ from hpcdet.process.console import say
 from hpcdet.pytorch.gradients.reducer import GradientReducer
 from hpcdet.pytorch.step import recompute
 
+if TYPE_CHECKING:  # imported where there is a policy only
+    from hpcdet.guard.guard import Guard
 
-def wrap(model: nn.Module, session: Session, reducer: GradientReducer) -> nn.Module:
-    """A model on this rank's device, as the config wants it.
+
+def wrap(
+    model: nn.Module, session: Session, reducer: GradientReducer, guard: Guard | None = None
+) -> nn.Module:
+    """A model on this rank's device, as the config and the policy want it.
 
     Raises:
         ConfigError: what the config asks for does not go with this model or this machine.
@@ -26,7 +31,10 @@ def wrap(model: nn.Module, session: Session, reducer: GradientReducer) -> nn.Mod
     learns = any(one.requires_grad for one in model.parameters())
     if learns and session.config.distributed.strategy == "fsdp2" and session.ranks.world == 1:
         _check_alone(session)
-    recompute.recompute(model, wanted.activation_checkpointing)
+    if guard is not None and learns:
+        guard.take(model)
+    remembering = None if guard is None else guard.router.recomputing
+    recompute.recompute(model, wanted.activation_checkpointing, remembering)
     if wanted.compile:
         options = wanted.compile if isinstance(wanted.compile, dict) else {}
         _compile(reducer.units(model) if learns else [model], options)

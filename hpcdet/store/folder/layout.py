@@ -186,6 +186,16 @@ class ExperimentPaths:
         return self.root / "site.yaml"
 
     @property
+    def policy(self) -> Path:
+        """The text of the policy, if there is one; write-once."""
+        return self.root / "policy.yaml"
+
+    @property
+    def compiled_policy(self) -> Path:
+        """The policy as it is enforced (``policy.compiled``); write-once."""
+        return self.root / "policy.json"
+
+    @property
     def secrets(self) -> Path:
         """Literal ``data.secrets``, mode 0600, in no other file."""
         return self.root / "secrets.json"

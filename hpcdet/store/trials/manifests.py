@@ -46,6 +46,7 @@ class ManifestMeta(TypedDict, total=False):
         global_batch: samples of a step; None if their number is not fixed, and then
             ``starts_epoch`` tells if the last batch began an epoch.
         linked: where another trial's checkpoint came from.
+        governance: what the policy has let which layer learn from, as of this step.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class ManifestMeta(TypedDict, total=False):
     global_batch: int | None
     starts_epoch: bool
     linked: Linked
+    governance: dict[str, Any]
 
 
 class NewerFormat(IntegrityError):
@@ -225,6 +227,7 @@ _META: Mapping[str, Callable[[Any], bool]] = {
     "fingerprint": _map,
     "metadata": _map,
     "linked": _map,
+    "governance": _map,
     "validated": lambda value: value is None or (_map(value) and all(map(_number, value.values()))),
     "batches": _number,
     "records": _number,

@@ -1,0 +1,87 @@
+"""How many rows of each kind a trial has been trained on: counted, and counted again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcdet.data.batch_order import BatchOrder
+from hpcdet.data.sample_order import Order
+from hpcdet.data.sourced import Codes
+from hpcdet.guard.kinds import RowKinds
+from hpcdet.policy.compiled import CompiledPolicy, Matrix, exposure
+
+Counts = NDArray[np.int64]
+"""Rows of each kind, int64[kinds]."""
+
+
+class Exposure:
+    """Rows that were trained on, by kind; equal on all ranks.
+
+    Attributes:
+        rows: by name of kind.
+        dropped: rows of sources that the policy drops.
+    """
+
+    def __init__(self) -> None:
+        self.rows: Counter[str] = Counter()
+        self.dropped = 0
+
+    def add(self, kinds: RowKinds, counts: Counts) -> None:
+        """Count the rows of a batch."""
+        for name, count in zip(kinds.names, counts[:-1].tolist(), strict=True):
+            if count:
+                self.rows[name] += count
+        self.dropped += int(counts[-1])
+
+    def join(self, other: Exposure) -> None:
+        """Count what another one has counted."""
+        self.rows.update(other.rows)
+        self.dropped += other.dropped
+
+    def matrix(self, policy: CompiledPolicy) -> Matrix:
+        """E, float64[sources, layers of the policy] (``policy.compiled.exposure``)."""
+        return exposure(policy, self.rows)
+
+    def encode(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"rows": dict(sorted(self.rows.items())), "dropped": self.dropped}
+
+    @staticmethod
+    def decode(saved: Mapping[str, Any]) -> Exposure:
+        """The inverse of ``encode``."""
+        found = Exposure()
+        found.rows.update({str(name): int(count) for name, count in saved["rows"].items()})
+        found.dropped = int(saved["dropped"])
+        return found
+
+
+def counted(
+    order: Order | BatchOrder, codes: Codes, kinds: RowKinds, begin: int, end: int
+) -> Exposure:
+    """Count the samples of an order again: those behind ``begin`` and not behind ``end``.
+
+    Args:
+        codes: the kind of each sample, int64[samples].
+        begin, end: samples seen.
+    """
+    found = Exposure()
+    found.add(kinds, _behind(order, codes, kinds, end) - _behind(order, codes, kinds, begin))
+    return found
+
+
+def _behind(order: Order | BatchOrder, codes: Codes, kinds: RowKinds, records: int) -> Counts:
+    epochs, more = divmod(records, order.epoch_records)
+    size = kinds.absent + 1
+    if order.whole:
+        total = epochs * np.bincount(codes, minlength=size)
+    else:
+        each = (np.bincount(codes[order.indices(one)], minlength=size) for one in range(epochs))
+        total = sum(each, np.zeros(size, np.int64))
+    if more:
+        total = total + np.bincount(codes[order.indices(epochs)[:more]], minlength=size)
+    return total

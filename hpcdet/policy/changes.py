@@ -1,0 +1,50 @@
+"""What one policy permits that another one does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcdet.policy.compiled import CompiledPolicy
+
+Kind = Literal["same", "tighten", "loosen", "mixed"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The weight of a source in a layer, in two policies; None where one does not have the pair."""
+
+    source: str
+    layer: str
+    before: float | None
+    after: float | None
+
+    @property
+    def kind(self) -> Kind:
+        """What it does: a pair that a policy does not have is denied by it."""
+        before, after = self.before or 0.0, self.after or 0.0
+        return "same" if before == after else "tighten" if after < before else "loosen"
+
+
+def differences(before: CompiledPolicy, after: CompiledPolicy) -> list[Difference]:
+    """The pairs of sources and layers whose weights differ, in order."""
+    old, new = _pairs(before), _pairs(after)
+    return [
+        Difference(*pair, old.get(pair), new.get(pair))
+        for pair in sorted(old.keys() | new.keys())
+        if old.get(pair) != new.get(pair)
+    ]
+
+
+def kind_of(found: list[Difference]) -> Kind:
+    """What a change does as a whole: ``mixed`` if it both tightens and loosens."""
+    kinds = {one.kind for one in found} - {"same"}
+    return "same" if not kinds else kinds.pop() if len(kinds) == 1 else "mixed"
+
+
+def _pairs(policy: CompiledPolicy) -> dict[tuple[str, str], float]:
+    return {
+        (source.id, layer.id): weight
+        for source, row in zip(policy.sources, policy.matrix, strict=True)
+        for layer, weight in zip(policy.layers, row, strict=True)
+    }
