@@ -9,7 +9,7 @@ from hpcdet.train.attempt.session import Session
 
 if TYPE_CHECKING:  # imported where there is a policy only
     from hpcdet.guard.guard import Guard
-    from hpcdet.guard.state import Accounts
+    from hpcdet.guard.state import GovernanceState
 
 
 class GovernanceContext:
@@ -21,7 +21,7 @@ class GovernanceContext:
     """
 
     guard: Guard | None = None
-    accounts: Accounts | None = None
+    accounts: GovernanceState | None = None
 
     def __init__(self, session: Session) -> None:
         experiment = session.place.experiment
@@ -30,14 +30,14 @@ class GovernanceContext:
 
     def _begin(self, session: Session, path: Path) -> None:
         from hpcdet.guard.guard import Guard
-        from hpcdet.guard.state import Accounts
+        from hpcdet.guard.state import GovernanceState
         from hpcdet.policy.compiled import CompiledPolicy
         from hpcdet.store.fs import files
 
         text = files.read(path, LARGEST).decode()
         policy = CompiledPolicy.from_json(text, str(path))
         self.guard = Guard(policy, session.device, session.peers.allgather)
-        self.accounts = Accounts(self.guard)
+        self.accounts = GovernanceState(self.guard)
 
     @property
     def governed(self) -> bool:

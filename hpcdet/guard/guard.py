@@ -22,7 +22,7 @@ from hpcdet.guard.layer_map import LayerMap
 from hpcdet.guard.router import Router
 from hpcdet.guard.windows import Vector, Window
 from hpcdet.policy.codes import PolicyRefused
-from hpcdet.policy.compiled import CompiledPolicy, Matrix
+from hpcdet.policy.compiled import CompiledPolicy, Matrix, admitted_share
 
 Gather = Callable[[Any], Sequence[Any]]
 """Every rank's value, on every rank."""
@@ -183,7 +183,7 @@ class Guard:
         if self._codes is not None:
             counts = np.bincount(self._codes[whole], minlength=self._kinds.absent + 1)
             self.exposure.add(self._kinds, counts)
-            self._share = counts @ self._matrix / counts.sum()
+            self._share = admitted_share(counts, self._matrix)
 
     def end(self) -> None:
         """End a batch; all ranks call together where the code names its rows."""

@@ -42,7 +42,7 @@ class Check:
     detail: str = ""
 
 
-class Accounts:
+class GovernanceState:
     """The part of a trial's governance that outlives an attempt.
 
     Attributes:

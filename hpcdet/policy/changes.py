@@ -11,7 +11,7 @@ Kind = Literal["same", "tighten", "loosen", "mixed"]
 
 
 @dataclass(frozen=True)
-class Difference:
+class WeightChange:
     """The weight of a source in a layer, in two policies; None where one does not have the pair."""
 
     source: str
@@ -26,17 +26,17 @@ class Difference:
         return "same" if before == after else "tighten" if after < before else "loosen"
 
 
-def differences(before: CompiledPolicy, after: CompiledPolicy) -> list[Difference]:
+def differences(before: CompiledPolicy, after: CompiledPolicy) -> list[WeightChange]:
     """The pairs of sources and layers whose weights differ, in order."""
     old, new = _pairs(before), _pairs(after)
     return [
-        Difference(*pair, old.get(pair), new.get(pair))
+        WeightChange(*pair, old.get(pair), new.get(pair))
         for pair in sorted(old.keys() | new.keys())
         if old.get(pair) != new.get(pair)
     ]
 
 
-def kind_of(found: list[Difference]) -> Kind:
+def kind_of(found: list[WeightChange]) -> Kind:
     """What a change does as a whole: ``mixed`` if it both tightens and loosens."""
     kinds = {one.kind for one in found} - {"same"}
     return "same" if not kinds else kinds.pop() if len(kinds) == 1 else "mixed"

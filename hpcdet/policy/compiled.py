@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -316,3 +316,18 @@ def exposure(policy: CompiledPolicy, counts: Mapping[str, int]) -> Matrix:
         members = [codes[one] for one in name.split(MIX)]
         found[members] += units * weights[members].min(axis=0)
     return found
+
+
+def admitted_share(counts: Sequence[int] | NDArray[np.int64], weights: Matrix) -> Matrix:
+    """D / N: the share of a batch that each layer admits, float64[layers], in [0, 1].
+
+    Gradients that are means over the whole batch become, divided by it, means over what each
+    layer admits.
+
+    Args:
+        counts: rows of each kind, not all 0.
+        weights: float64[kinds, layers].
+    """
+    rows = np.asarray(counts, dtype=np.float64)
+    share: Matrix = rows @ weights / rows.sum()
+    return share
