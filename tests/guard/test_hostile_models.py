@@ -14,10 +14,10 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.checkpoint import checkpoint
 
-from hpcdet.guard import oracle
-from hpcdet.guard.layer_map import LayerMap
-from hpcdet.guard.modules import attach
-from hpcdet.guard.router import Router
+from hpcdet.guard.routing import oracle
+from hpcdet.guard.routing.layer_map import LayerMap
+from hpcdet.guard.routing.modules import attach
+from hpcdet.guard.routing.router import Router
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.policy.compiled import LayerGroup, Matrix
 from hpcdet.pytorch.step.recompute import recompute

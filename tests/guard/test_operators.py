@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hpcdet.guard.layer_map import LayerMap
-from hpcdet.guard.modules import attach
-from hpcdet.guard.router import Router
+from hpcdet.guard.routing.layer_map import LayerMap
+from hpcdet.guard.routing.modules import attach
+from hpcdet.guard.routing.router import Router
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.policy.compiled import LayerGroup
 from tests.dose import dice

@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hpcdet.guard import operators
-from hpcdet.guard.router import ROWS_HINT, Route, RowWeights
+from hpcdet.guard.routing import operators
+from hpcdet.guard.routing.router import ROWS_HINT, Route, RowWeights
 from hpcdet.policy.codes import PolicyRefused
 
 Tensors = dict[str, torch.Tensor]

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hpcdet.guard.boundary import bounded
-from hpcdet.guard.native import eager, linear
-from hpcdet.guard.router import Router
+from hpcdet.guard.routing.boundary import bounded
+from hpcdet.guard.routing.native import eager, linear
+from hpcdet.guard.routing.router import Router
 
 
 @eager

@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from hpcdet.guard.router import Route, RowWeights
+from hpcdet.guard.routing.router import Route, RowWeights
 
 Tensor = torch.Tensor
 Maybe = Tensor | None

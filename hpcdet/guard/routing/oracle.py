@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from hpcdet.guard.layer_map import LayerMap
+from hpcdet.guard.routing.layer_map import LayerMap
 from hpcdet.policy.compiled import Matrix, admitted_share
 
 Codes = NDArray[np.int64]

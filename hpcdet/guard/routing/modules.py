@@ -20,10 +20,10 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from hpcdet.guard import attention, native
-from hpcdet.guard.boundary import bounded
-from hpcdet.guard.layer_map import LayerMap
-from hpcdet.guard.router import Router
+from hpcdet.guard.routing import attention, native
+from hpcdet.guard.routing.boundary import bounded
+from hpcdet.guard.routing.layer_map import LayerMap
+from hpcdet.guard.routing.router import Router
 from hpcdet.policy.codes import PolicyRefused
 
 Places = dict[str, int]

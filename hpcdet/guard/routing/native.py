@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from hpcdet.guard import operators
-from hpcdet.guard.router import Route, Router
+from hpcdet.guard.routing import operators
+from hpcdet.guard.routing.router import Route, Router
 
 _Forward = TypeVar("_Forward", bound=Callable[..., Any])
 
