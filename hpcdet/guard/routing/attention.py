@@ -34,9 +34,7 @@ def of_attention(
         query, key, value = (one.transpose(0, 1) for one in (query, key, value))
     parts = _projected(self, query, key, value, router, own.get("in_proj_weight"), same)
     batch, length, width = query.shape
-    q, k, v = (
-        one.reshape(batch, one.shape[1], self.num_heads, -1).transpose(1, 2) for one in parts
-    )
+    q, k, v = (_heads(one, self.num_heads) for one in parts)
     mask, causal = _merged_mask(self, query, key_padding_mask, attn_mask, is_causal)
     attended = functional.scaled_dot_product_attention(
         q, k, v, mask, self.dropout if self.training else 0.0, causal
@@ -45,7 +43,18 @@ def of_attention(
     out = _part(
         joined, self.out_proj.weight, self.out_proj.bias, router, own.get("out_proj.weight")
     )
-    return (out if self.batch_first else out.transpose(0, 1)), None
+    out = out.transpose(0, 1).contiguous()  # in memory as torch's own, for a dropout to come
+    return (out.transpose(0, 1) if self.batch_first else out), None
+
+
+def _heads(part: torch.Tensor, heads: int) -> torch.Tensor:
+    """A projection of [batch, length, width] as [batch, heads, length, width of a head].
+
+    In memory it lies as torch's own does, or dropout would meet other entries.
+    """
+    batch, length, _ = part.shape
+    lying = part.transpose(0, 1).contiguous().view(length, batch * heads, -1)
+    return lying.transpose(0, 1).view(batch, heads, length, -1)
 
 
 def _part(

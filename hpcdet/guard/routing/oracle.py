@@ -26,8 +26,15 @@ def take(batch: Any, rows: NDArray[np.int64], length: int) -> Any:
     return tree_map(
         lambda one: _take(one, rows, length),
         batch,
-        is_leaf=lambda one: isinstance(one, list) and len(one) == length,
+        is_leaf=lambda one: _names_rows(one, length),
     )
+
+
+def _names_rows(one: Any, length: int) -> bool:
+    """True for a list of names or numbers, one per row."""
+    if not isinstance(one, list) or len(one) != length:
+        return False
+    return all(isinstance(item, str | int | float) for item in one)
 
 
 def _take(one: Any, rows: NDArray[np.int64], length: int) -> Any:

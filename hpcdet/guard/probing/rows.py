@@ -1,0 +1,177 @@
+"""Rows of a model: whether they mix (a), and whether modules see those of the batch (b)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from hpcdet.guard.probing.probe import Codes, Probe
+from hpcdet.guard.probing.watching import Call, Flags, Watched, changed
+from hpcdet.guard.routing.oracle import take
+from hpcdet.guard.routing.router import ROWS_HINT
+from hpcdet.policy.codes import PolicyRefused
+
+# -- (a) rows do not mix -------------------------------------------------------------------
+
+
+def rows_are_apart(probe: Probe) -> None:
+    """Replace each source's rows by others: nothing else may change.
+
+    Raises:
+        PolicyRefused: another row does (P07), or a module has rows in another order (P12).
+    """
+    before, loss = probe.plain(probe.batch)
+    for flags, batch in _replaced(probe):
+        after, other = probe.plain(batch)
+        of_model = [probe.strays(flags, *pair) for pair in _pairs(before, after, probe.models)]
+        if loss.dim():
+            of_model.append(probe.strays(flags, loss, other))
+        if any(of_model):
+            _blame(probe, flags, before, after)
+
+
+def _replaced(probe: Probe) -> Iterator[tuple[Flags, Any]]:
+    """Batches in which one source's rows are those of others: all the same one, and many."""
+    count = probe.codes.size
+    flat = probe.codes.reshape(-1)
+    for code in np.unique(flat):
+        inside, outside = np.flatnonzero(flat == code), np.flatnonzero(flat != code)
+        if len(outside) == 0:
+            continue
+        for by in (outside[:1], outside):
+            order = np.arange(count)
+            order[inside] = np.resize(by, len(inside))
+            yield probe.codes == code, _reordered(probe, order)
+
+
+def _reordered(probe: Probe, order: Codes) -> Any:
+    layout = probe.layout
+    if layout.tokens is None:
+        return take(probe.batch, order, layout.rows)
+
+    def moved(one: Any) -> Any:
+        if not isinstance(one, torch.Tensor) or one.shape[:2] != probe.codes.shape:
+            return one
+        return one.flatten(0, 1)[torch.from_numpy(order).to(one.device)].reshape(one.shape)
+
+    return tree_map(moved, probe.batch)
+
+
+def _pairs(
+    before: Watched, after: Watched, models: Sequence[nn.Module]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The outputs of models in two runs."""
+    for key, call in before.calls.items():
+        if key in after.calls and any(call.module is model for model in models):
+            yield from zip(call.gave, after.calls[key].gave, strict=False)
+
+
+def _blame(probe: Probe, flags: Flags, before: Watched, after: Watched) -> None:
+    """Name the innermost module whose rows were apart in its input and are not in its output.
+
+    Raises:
+        PolicyRefused: always.
+    """
+    for key, call in before.calls.items():
+        other = after.calls.get(key)
+        if other is None or not _mixes(probe, flags, call, other):
+            continue
+        what = type(call.module).__name__
+        raise PolicyRefused(
+            "P07",
+            f"{call.name} ({what}) gives a row of one source by rows of another",
+            where="model",
+            hint="use GroupNorm or LayerNorm for BatchNorm, a mask for packed documents, no "
+            "statistics over the batch and no other order of its rows; or let every source "
+            "change the layers before it",
+        )
+    raise PolicyRefused(
+        "P07",
+        "a row of one source changes with rows of another, outside of any module",
+        where="train_batch",
+        hint="leave out what mixes rows before the model, such as mixup",
+    )
+
+
+def _mixes(probe: Probe, flags: Flags, call: Call, other: Call) -> bool:
+    def strays(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+        return any(probe.strays(flags, *pair) for pair in zip(ours, theirs, strict=False))
+
+    return strays(call.gave, other.gave) and not strays(call.given, other.given)
+
+
+# -- (b) rows of modules are rows of the batch ---------------------------------------------
+
+
+def rows_are_the_batch(probe: Probe) -> None:
+    """Follow gradients from one source's rows of the output back to each routed module.
+
+    Raises:
+        PolicyRefused: they come to rows of a module that belong to others, or there is no output
+            per row to begin with (P12).
+    """
+    watched, loss = probe.plain(probe.batch)
+    ends = [loss] if loss.dim() else watched.outputs(probe.models)
+    ends = [probe.layout.units(one) for one in ends]
+    ends = [one for one in ends if probe.layout.flags(probe.codes >= 0, one) is not None]
+    if not ends:
+        raise PolicyRefused(
+            "P12",
+            "the model gives no value per row, and the loss is one value",
+            where="train_batch",
+            hint="let the model return its outputs, or define losses(batch), one loss per row",
+        )
+    learning = routed_calls(watched)
+    for code in np.unique(probe.codes):
+        flags = probe.codes == code
+        total = sum(_weighed(probe, flags, one) for one in ends)
+        found = torch.autograd.grad(
+            total,  # type: ignore[arg-type]
+            [one for _, one in learning],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        for (call, _), gradient in zip(learning, found, strict=True):
+            _check_rows(probe, flags, call, gradient)
+
+
+def routed_calls(watched: Watched) -> list[tuple[Call, torch.Tensor]]:
+    """The calls of routed modules, with the first output of each."""
+    return [
+        (call, one)
+        for call in watched.calls.values()
+        if "_routed" in call.module.__dict__
+        for one in call.gave[:1]
+        if one.requires_grad
+    ]
+
+
+def _weighed(probe: Probe, flags: Flags, end: torch.Tensor) -> torch.Tensor:
+    """The flagged rows of an output, added up with different weights."""
+    mine = probe.layout.flags(flags, end)
+    assert mine is not None
+    rows = end[torch.from_numpy(np.flatnonzero(mine)).to(end.device)]
+    weights = torch.linspace(0.5, 1.5, rows.numel(), device=rows.device, dtype=rows.dtype)
+    return (rows.reshape(-1) * weights).sum()
+
+
+def _check_rows(probe: Probe, flags: Flags, call: Call, gradient: torch.Tensor | None) -> None:
+    if gradient is None:
+        return
+    if not getattr(call.module, "batch_first", True):
+        gradient = gradient.transpose(0, 1)
+    gradient = probe.layout.units(gradient)
+    mine = probe.layout.flags(flags, gradient)
+    if mine is not None and not (changed(gradient, torch.zeros_like(gradient)) & ~mine).any():
+        return
+    raise PolicyRefused(
+        "P12",
+        f"the rows of {call.name} ({type(call.module).__name__}) are not those of the batch",
+        where="train_batch",
+        hint=ROWS_HINT,
+    )
