@@ -28,7 +28,7 @@ Gradients = list[torch.Tensor | None]
 
 
 @dataclass(frozen=True)
-class Probe:
+class RowProbe:
     """A model and what its training makes of a batch.
 
     Attributes:
