@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from hpcdet.errors import HpcdetError
 from hpcdet.guard.probing import probes
-from hpcdet.guard.probing.probe import RowProbe
+from hpcdet.guard.probing.probe import Probe
 from hpcdet.guard.routing.layer_map import LayerMap
 from hpcdet.guard.routing.modules import attach
 from hpcdet.guard.routing.router import Route, Router
@@ -124,7 +124,7 @@ def probe(
     codes: np.ndarray = CODES,
     inputs: torch.Tensor | None = None,
     labels: torch.Tensor | None = None,
-) -> RowProbe:
+) -> Probe:
     router, found = Router(), LayerMap.of(model, LAYERS)
     for name in found.layers:
         router.place(name)
@@ -133,7 +133,7 @@ def probe(
     named = dict(model.named_parameters())
     x = torch.randn(ROWS, WIDTH) if inputs is None else inputs
     y = torch.arange(ROWS) % 3 if labels is None else labels
-    return RowProbe(
+    return Probe(
         router=router,
         models=[model],
         loss=lambda batch: loss(model, batch),
@@ -155,7 +155,7 @@ def of_tokens(model: nn.Module, batch: Batch) -> torch.Tensor:
     return functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
 
 
-def transformer() -> RowProbe:
+def transformer() -> Probe:
     model, x, y = words()
     return probe(model, of_tokens, inputs=x, labels=y)
 
@@ -165,7 +165,7 @@ def _numbers() -> None:
     torch.manual_seed(11)
 
 
-CLEAN: dict[str, Callable[[], RowProbe]] = {
+CLEAN: dict[str, Callable[[], Probe]] = {
     "mlp": lambda: probe(Net()),
     "mlp, one loss per row": lambda: probe(Net(), per_row),
     "mlp, float64": lambda: probe(Net().double(), inputs=torch.randn(ROWS, WIDTH).double()),
@@ -195,7 +195,7 @@ def test_clean_models_pass_and_are_as_before(name: str) -> None:
     assert all(grad is not None and bool(grad.eq(1).all()) for grad in grads)
 
 
-def only(one: RowProbe, number: int) -> list[str]:
+def only(one: Probe, number: int) -> list[str]:
     """The codes that the first ``number`` probes, and that probe alone, refuse with."""
     found = []
     for place, tried in enumerate(probes.ALL):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 
-from hpcdet.guard.probing.probe import RowProbe
+from hpcdet.guard.probing.probe import Probe
 from hpcdet.guard.probing.rows import routed_calls
 from hpcdet.guard.probing.watching import Flags
 from hpcdet.guard.routing.oracle import take
@@ -21,7 +21,7 @@ _NEAR = {torch.float64: 1e-10, torch.float32: 1e-4}
 # -- (c) the loss does not mix rows --------------------------------------------------------
 
 
-def loss_is_apart(probe: RowProbe) -> None:
+def loss_is_apart(probe: Probe) -> None:
     """Give one source's rows of the output other values: the slopes of other rows must stay.
 
     Their change is a second derivative of the loss in rows of two sources, taken over a distance.
@@ -53,7 +53,7 @@ def loss_is_apart(probe: RowProbe) -> None:
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-def _slopes(probe: RowProbe, change: Change) -> list[torch.Tensor | None]:
+def _slopes(probe: Probe, change: Change) -> list[torch.Tensor | None]:
     """The gradients of the loss in the outputs of models, which are changed before."""
     leaves: list[torch.Tensor] = []
 
@@ -75,7 +75,7 @@ def _slopes(probe: RowProbe, change: Change) -> list[torch.Tensor | None]:
     return list(torch.autograd.grad(loss, leaves, allow_unused=True))
 
 
-def _displaced(probe: RowProbe, flags: Flags, one: torch.Tensor) -> torch.Tensor:
+def _displaced(probe: Probe, flags: Flags, one: torch.Tensor) -> torch.Tensor:
     """An output whose flagged rows are elsewhere, by three times its spread."""
     units = probe.layout.units(one)
     mine = probe.layout.flags(flags, units)
@@ -91,7 +91,7 @@ def _displaced(probe: RowProbe, flags: Flags, one: torch.Tensor) -> torch.Tensor
 # -- (d), (e) gradients --------------------------------------------------------------------
 
 
-def denied_stay(probe: RowProbe) -> None:
+def denied_stay(probe: Probe) -> None:
     """Train on one source alone: layers that it may not change get exactly nothing.
 
     Raises:
@@ -114,7 +114,7 @@ def denied_stay(probe: RowProbe) -> None:
                 )
 
 
-def as_the_oracle(probe: RowProbe) -> None:
+def as_the_oracle(probe: Probe) -> None:
     """Compare routed gradients with those that each source's rows of the output give alone.
 
     Raises:
@@ -143,7 +143,7 @@ def as_the_oracle(probe: RowProbe) -> None:
         )
 
 
-def _by_source(probe: RowProbe) -> list[torch.Tensor] | None:
+def _by_source(probe: Probe) -> list[torch.Tensor] | None:
     """The weighted sum of each source's gradients, float64; None where no output has rows."""
     watched, loss = probe.plain(probe.batch)
     if probe.layout.tokens is not None and not all(
@@ -171,7 +171,7 @@ def _by_source(probe: RowProbe) -> list[torch.Tensor] | None:
     return total
 
 
-def _only(probe: RowProbe, flags: Flags, slope: torch.Tensor) -> torch.Tensor:
+def _only(probe: Probe, flags: Flags, slope: torch.Tensor) -> torch.Tensor:
     """The gradient of an output, of flagged rows only."""
     units = probe.layout.units(slope)
     mine = probe.layout.flags(flags, units)

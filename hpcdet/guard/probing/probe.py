@@ -14,8 +14,8 @@ from torch import nn
 
 from hpcdet.guard.probing.watching import (
     Flags,
-    Layout,
-    Watched,
+    ForwardPass,
+    RowLayout,
     changed,
     undisturbed,
     watching,
@@ -28,7 +28,7 @@ Gradients = list[torch.Tensor | None]
 
 
 @dataclass(frozen=True)
-class RowProbe:
+class Probe:
     """A model and what its training makes of a batch.
 
     Attributes:
@@ -54,14 +54,14 @@ class RowProbe:
     around: Callable[[Codes], contextlib.AbstractContextManager[None]]
 
     @property
-    def layout(self) -> Layout:
-        return Layout(*self.codes.shape)
+    def layout(self) -> RowLayout:
+        return RowLayout(*self.codes.shape)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         return [one for _, one, _ in self.places]
 
-    def plain(self, batch: Any) -> tuple[Watched, torch.Tensor]:
+    def plain(self, batch: Any) -> tuple[ForwardPass, torch.Tensor]:
         """What modules do and the loss, of models that are not routed."""
         with (
             undisturbed(self.models),

@@ -10,13 +10,13 @@ What escapes is coupling that this batch does not show, such as a capacity that 
 from __future__ import annotations
 
 from hpcdet.guard.probing.gradients import as_the_oracle, denied_stay, loss_is_apart
-from hpcdet.guard.probing.probe import RowProbe
+from hpcdet.guard.probing.probe import Probe
 from hpcdet.guard.probing.rows import rows_are_apart, rows_are_the_batch
 
 ALL = (rows_are_apart, rows_are_the_batch, loss_is_apart, denied_stay, as_the_oracle)
 
 
-def check(probe: RowProbe) -> None:
+def check(probe: Probe) -> None:
     """Run all probes.
 
     Raises:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from hpcdet.guard.probing.probe import Codes, RowProbe
-from hpcdet.guard.probing.watching import Call, Flags, Watched, changed
+from hpcdet.guard.probing.probe import Codes, Probe
+from hpcdet.guard.probing.watching import Call, Flags, ForwardPass, changed
 from hpcdet.guard.routing.oracle import take
 from hpcdet.guard.routing.router import ROWS_HINT
 from hpcdet.policy.codes import PolicyRefused
@@ -19,7 +19,7 @@ from hpcdet.policy.codes import PolicyRefused
 # -- (a) rows do not mix -------------------------------------------------------------------
 
 
-def rows_are_apart(probe: RowProbe) -> None:
+def rows_are_apart(probe: Probe) -> None:
     """Replace each source's rows by others: nothing else may change.
 
     Raises:
@@ -35,7 +35,7 @@ def rows_are_apart(probe: RowProbe) -> None:
             _blame(probe, flags, before, after)
 
 
-def _replaced(probe: RowProbe) -> Iterator[tuple[Flags, Any]]:
+def _replaced(probe: Probe) -> Iterator[tuple[Flags, Any]]:
     """Batches in which one source's rows are those of others: all the same one, and many."""
     count = probe.codes.size
     flat = probe.codes.reshape(-1)
@@ -49,7 +49,7 @@ def _replaced(probe: RowProbe) -> Iterator[tuple[Flags, Any]]:
             yield probe.codes == code, _reordered(probe, order)
 
 
-def _reordered(probe: RowProbe, order: Codes) -> Any:
+def _reordered(probe: Probe, order: Codes) -> Any:
     layout = probe.layout
     if layout.tokens is None:
         return take(probe.batch, order, layout.rows)
@@ -63,7 +63,7 @@ def _reordered(probe: RowProbe, order: Codes) -> Any:
 
 
 def _pairs(
-    before: Watched, after: Watched, models: Sequence[nn.Module]
+    before: ForwardPass, after: ForwardPass, models: Sequence[nn.Module]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The outputs of models in two runs."""
     for key, call in before.calls.items():
@@ -71,7 +71,7 @@ def _pairs(
             yield from zip(call.gave, after.calls[key].gave, strict=False)
 
 
-def _blame(probe: RowProbe, flags: Flags, before: Watched, after: Watched) -> None:
+def _blame(probe: Probe, flags: Flags, before: ForwardPass, after: ForwardPass) -> None:
     """Name the innermost module whose rows were apart in its input and are not in its output.
 
     Raises:
@@ -98,7 +98,7 @@ def _blame(probe: RowProbe, flags: Flags, before: Watched, after: Watched) -> No
     )
 
 
-def _mixes(probe: RowProbe, flags: Flags, call: Call, other: Call) -> bool:
+def _mixes(probe: Probe, flags: Flags, call: Call, other: Call) -> bool:
     def strays(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
         return any(probe.strays(flags, *pair) for pair in zip(ours, theirs, strict=False))
 
@@ -108,7 +108,7 @@ def _mixes(probe: RowProbe, flags: Flags, call: Call, other: Call) -> bool:
 # -- (b) rows of modules are rows of the batch ---------------------------------------------
 
 
-def rows_are_the_batch(probe: RowProbe) -> None:
+def rows_are_the_batch(probe: Probe) -> None:
     """Follow gradients from one source's rows of the output back to each routed module.
 
     Raises:
@@ -140,7 +140,7 @@ def rows_are_the_batch(probe: RowProbe) -> None:
             _check_rows(probe, flags, call, gradient)
 
 
-def routed_calls(watched: Watched) -> list[tuple[Call, torch.Tensor]]:
+def routed_calls(watched: ForwardPass) -> list[tuple[Call, torch.Tensor]]:
     """The calls of routed modules, with the first output of each."""
     return [
         (call, one)
@@ -151,7 +151,7 @@ def routed_calls(watched: Watched) -> list[tuple[Call, torch.Tensor]]:
     ]
 
 
-def _weighed(probe: RowProbe, flags: Flags, end: torch.Tensor) -> torch.Tensor:
+def _weighed(probe: Probe, flags: Flags, end: torch.Tensor) -> torch.Tensor:
     """The flagged rows of an output, added up with different weights."""
     mine = probe.layout.flags(flags, end)
     assert mine is not None
@@ -160,7 +160,7 @@ def _weighed(probe: RowProbe, flags: Flags, end: torch.Tensor) -> torch.Tensor:
     return (rows.reshape(-1) * weights).sum()
 
 
-def _check_rows(probe: RowProbe, flags: Flags, call: Call, gradient: torch.Tensor | None) -> None:
+def _check_rows(probe: Probe, flags: Flags, call: Call, gradient: torch.Tensor | None) -> None:
     if gradient is None:
         return
     if not getattr(call.module, "batch_first", True):

@@ -20,7 +20,7 @@ _ROUNDING = 8
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """How many rows a batch has, and tokens each row, where they have sources of their own."""
 
     rows: int
@@ -58,7 +58,7 @@ class Call:
 
 
 @dataclass
-class Watched:
+class ForwardPass:
     """The calls of a forward pass, inner modules first, each under its name and number."""
 
     calls: dict[tuple[str, int], Call] = field(default_factory=dict)
@@ -75,9 +75,9 @@ class Watched:
 
 
 @contextlib.contextmanager
-def watching(models: Sequence[nn.Module]) -> Iterator[Watched]:
+def watching(models: Sequence[nn.Module]) -> Iterator[ForwardPass]:
     """Around one forward pass of models, which is not compiled."""
-    watched, numbers = Watched(), Counter[str]()
+    watched, numbers = ForwardPass(), Counter[str]()
     handles = []
 
     def watch(name: str, module: nn.Module) -> None:
