@@ -23,6 +23,7 @@ POLICY_CODES: Mapping[str, str] = {
     "P14": "there are too few twins",
     "P15": "a gradient was not computed by context.backward",
     "P16": "a framework is not governed",
+    "P17": "jobs cannot run, or could run elsewhere than, where the policy requires",
 }
 """Refusals of a policy, before or while a trial trains under it; exit code 4."""
 

@@ -245,6 +245,13 @@ class CompiledPolicy:
         """The code of each source: its place among the names in order."""
         return {one.id: code for code, one in enumerate(self.sources)}
 
+    @property
+    def on_nodes(self) -> Requires:
+        """What it and the agreements on its sources require of nodes, together."""
+        agreed = {name for one in self.sources if one.agreement for name in one.agreement.requires}
+        every = tuple(sorted(agreed | set(self.requires.capabilities)))
+        return dataclasses.replace(self.requires, capabilities=every)
+
     def weights(self) -> Matrix:
         """The weights, float64[sources, layers]."""
         return np.array(self.matrix, dtype=np.float64)

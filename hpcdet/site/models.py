@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
+from hpcdet.site.governance import SiteGovernance
+
 Value = str | int | float | bool | None
 Directives = dict[str, Value]
 """Options of ``sbatch`` without their dashes. ``true``: a bare option; null, ``false``: none."""
@@ -253,6 +255,9 @@ class Site(Model):
     config: dict[str, Any] = Field(
         default_factory=dict, description="defaults for experiment configs at this site"
     )
+    governance: SiteGovernance | None = Field(
+        default=None, description="nodes that enforce policies; null: there are none"
+    )
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _open: frozenset[str] = PrivateAttr(default=frozenset())
@@ -320,8 +325,12 @@ class Site(Model):
         return copy
 
     def plain(self) -> dict[str, Any]:
-        """The site as plain data, in the order of its keys: what ``site.yaml`` holds."""
-        return self.model_dump(by_alias=True)
+        """The site as plain data, in the order of its keys: what ``site.yaml`` holds.
+
+        Without governance it is as it was before there was any.
+        """
+        hidden = {"governance"} if self.governance is None else None
+        return self.model_dump(by_alias=True, exclude=hidden)
 
 
 def _named(directives: Directives) -> str | None:

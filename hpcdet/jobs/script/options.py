@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hpcdet.errors import ConfigError
+from hpcdet.jobs import requirements
+from hpcdet.jobs.requirements import NodeRequest
 from hpcdet.site.models import PartitionView, Value
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
@@ -65,14 +67,17 @@ def collect(
     *,
     signal_lead_s: int,
     expand: Callable[[str], str],
+    required: NodeRequest | None = None,
 ) -> Options:
     """All options of a submission.
 
     Args:
         expand: fills in variables that a site's directive values may use.
+        required: what a policy requires of the nodes.
 
     Raises:
-        ConfigError: ``slurm.sbatch_args`` is not understood, or asks for what hpcdet sets itself.
+        ConfigError: ``slurm.sbatch_args`` is not understood, or asks for what hpcdet sets itself
+            or for what a policy forbids.
     """
     ours = _ours(experiment, intent, paths, signal_lead_s=signal_lead_s)
     values: dict[str, Value] = {**ours, **_waiting(experiment, intent)}
@@ -81,7 +86,27 @@ def collect(
     for name in view.skip:
         values.pop(name, None)
     values.update(parse(experiment.slurm.sbatch_args))
+    if required is not None:
+        values = requirements.added(values, chosen(experiment), required)
     return Options(values, frozenset(ours) | {"partition", "account", "qos", "time", "mem"})
+
+
+def chosen(experiment: Resolved) -> dict[str, Value]:
+    """Options that the experiment's user has chosen. Raises ConfigError as ``parse``."""
+    pool = experiment.resources.resource_pool
+    given = {"partition": pool} if pool is not None else {}
+    return {**given, **parse(experiment.slurm.sbatch_args)}
+
+
+def refuse_undoing(experiment: Resolved, required: NodeRequest) -> None:
+    """Refuse options of the user that undo what a policy requires.
+
+    Raises:
+        PolicyRefused: P17: they do.
+        ConfigError: as ``parse``.
+    """
+    asked = chosen(experiment)
+    requirements.added(asked, asked, required)
 
 
 SIZES = frozenset({
@@ -103,6 +128,7 @@ def of_sentinel(
     signal_lead_s: int,
     expand: Callable[[str], str],
     dependency: str,
+    required: NodeRequest | None = None,
 ) -> Options:
     """Options of the job that runs after an array: where its workers do, but one small task.
 
@@ -111,7 +137,15 @@ def of_sentinel(
 
     Raises ConfigError as ``collect``.
     """
-    given = collect(experiment, view, intent, paths, signal_lead_s=signal_lead_s, expand=expand)
+    given = collect(
+        experiment,
+        view,
+        intent,
+        paths,
+        signal_lead_s=signal_lead_s,
+        expand=expand,
+        required=required,
+    )
     small: dict[str, Value] = {
         "dependency": f"{dependency}:{intent.watches}",
         # else it stays in the queue for ever once all tasks have ended well

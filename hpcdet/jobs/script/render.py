@@ -23,6 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hpcdet import shipped
 from hpcdet.errors import ConfigError
+from hpcdet.jobs import requirements
+from hpcdet.jobs.requirements import NodeRequest
 from hpcdet.jobs.script import environment, options, succession
 from hpcdet.site import PartitionView, Site
 from hpcdet.site.load_site import folders as template_folders
@@ -98,6 +100,7 @@ def render(
     *,
     command: Sequence[str] = (),
     of: ExperimentPaths | None = None,
+    required: NodeRequest | None = None,
 ) -> str:
     """The text of the batch script of one submission.
 
@@ -107,6 +110,7 @@ def render(
             looked at, of now.
         command: what runs in the place of a worker.
         of: the experiment whose record says so, where ``paths`` is not its folder.
+        required: what a policy requires of nodes; default: by the policy in ``paths``.
 
     Raises:
         ConfigError: no template, a template that is wrong (with its line), a name in it that
@@ -121,8 +125,9 @@ def render(
     if environ is None:
         environ = environment.carried() if record is None else record["environment"]
     view = site.view(experiment.resources.resource_pool)
+    required = required or requirements.of_experiment(paths, site)
     try:
-        values = variables(jinja, experiment, site, view, intent, paths, environ)
+        values = variables(jinja, experiment, site, view, intent, paths, environ, required=required)
         if command:  # it is no worker, in whose place others would go on
             values |= {"worker": list(command), "handover": None}
         text = jinja.get_template(name).render(values)
@@ -156,6 +161,8 @@ def variables(
     intent: Intent,
     paths: ExperimentPaths,
     environ: Mapping[str, str],
+    *,
+    required: NodeRequest | None = None,
 ) -> dict[str, Any]:
     """Return the values for a worker's template; ``templates/README.md`` lists them."""
     need, side_by_side = experiment.resources, experiment.lanes
@@ -192,6 +199,7 @@ def variables(
             paths,
             signal_lead_s=site.limits.signal_lead_s,
             expand=lambda text: jinja.from_string(text).render(size),
+            required=required,
         ),
         "site": site.name,
         "requeue": site.capabilities.requeue == "user" and not intent.watches,

@@ -123,6 +123,16 @@ class SubmissionRefused(Exception):
 
 
 @dataclass(frozen=True)
+class NodeGroup:
+    """Nodes of a partition with the same features; ``default``: jobs that name none go there."""
+
+    partition: str
+    features: frozenset[str]
+    nodes: int
+    default: bool = False
+
+
+@dataclass(frozen=True)
 class Submission:
     """A rendered script, ready to be given to the scheduler.
 
@@ -256,3 +266,11 @@ class PerHost(Protocol):
 
     def elsewhere(self, job: str) -> str:
         """The machine that alone knows of a job; "" for one of this machine."""
+
+
+@runtime_checkable
+class HasFeatures(Protocol):
+    """A backend whose nodes have features that jobs can ask for."""
+
+    def node_groups(self) -> list[NodeGroup]:
+        """All nodes, those that are down counted, by partition and features. Raises Unavailable."""

@@ -23,6 +23,7 @@ from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.base import (
     Capabilities,
     Job,
+    NodeGroup,
     Refusal,
     Submission,
     SubmissionRefused,
@@ -31,7 +32,7 @@ from hpcdet.schedulers.common.base import (
 )
 from hpcdet.schedulers.common.polling import SharedQuery
 from hpcdet.schedulers.common.variables import scrubbed
-from hpcdet.schedulers.slurm import slurm_tasks, slurm_text, slurm_waits
+from hpcdet.schedulers.slurm import slurm_features, slurm_tasks, slurm_text, slurm_waits
 from hpcdet.schedulers.slurm.slurm_tasks import JobAccounting
 from hpcdet.schedulers.slurm.slurm_text import SlurmRow
 from hpcdet.site import Site
@@ -282,6 +283,10 @@ class SlurmScheduler:
     def partitions(self) -> list[slurm_text.PartitionInfo]:
         """The partitions of the cluster with their limits."""
         return slurm_text.sinfo(self._ask(slurm_text.PARTITIONS))
+
+    def node_groups(self) -> list[NodeGroup]:
+        """See ``base.HasFeatures``."""
+        return slurm_features.groups(self._ask(slurm_features.NODES))
 
     @cached_property
     def _config(self) -> Mapping[str, str]:

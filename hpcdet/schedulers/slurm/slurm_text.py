@@ -284,7 +284,7 @@ def sinfo(text: str) -> list[PartitionInfo]:
     found: dict[str, PartitionInfo] = {}
     for line in text.splitlines():
         parts = [part.strip() for part in line.split("|")]
-        nodes = _count(parts[2]) if len(parts) == 6 else None
+        nodes = count(parts[2]) if len(parts) == 6 else None
         if nodes is None:
             continue
         name = parts[0].removesuffix("*")
@@ -295,12 +295,13 @@ def sinfo(text: str) -> list[PartitionInfo]:
             parts[3] == "up",
             parts[0].endswith("*"),
             "SUSPEND" in parts[4] or "GANG" in parts[4],
-            _count(parts[5].rpartition("-")[2]),  # 1-infinite, or 2-8
+            count(parts[5].rpartition("-")[2]),  # 1-infinite, or 2-8
         )
     return list(found.values())
 
 
-def _count(text: str) -> int | None:
+def count(text: str) -> int | None:
+    """Return a number of nodes as ``sinfo`` prints it: ``12``, or ``2K`` for 2048."""
     found = _NODES.fullmatch(text)
     return int(found[1]) * 1024 ** " KM".index(found[2] or " ") if found else None
 
@@ -315,7 +316,7 @@ def too_wide(job: str, asked: str, partitions: str) -> bool:
     widest = {part.name: part.widest for part in sinfo(partitions)}
     for line in asked.splitlines():
         one, names, nodes = (*line.split("|"), "", "")[:3]
-        least, known = _count(nodes), [widest.get(name) for name in names.split(",")]
+        least, known = count(nodes), [widest.get(name) for name in names.split(",")]
         if one == job and least is not None:
             return all(most is not None and least > most for most in known)
     return False

@@ -1,0 +1,88 @@
+"""What a site says of governance: how jobs reach nodes that enforce it, and how nodes say so."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+FEATURES = re.compile(r"[A-Za-z0-9_.:/=-]+(?:&[A-Za-z0-9_.:/=-]+)*")
+"""Features of nodes that are all wanted. An alternative in it would be one without the policy."""
+_PLACEHOLDERS = re.compile(r"\{([^{}]*)\}")
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@/-]+$", max_length=128)]
+CapabilityName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+PublicKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SlurmNodes(_Strict):
+    """What a job asks Slurm for, so that it runs where a capability is enforced."""
+
+    constraint: str | None = Field(
+        default=None, description="features of nodes, all wanted: `gov_phi` or `gov_phi&gov_net`"
+    )
+    partition: Name | None = None
+    account: Name | None = None
+    qos: Name | None = None
+
+    @model_validator(mode="after")
+    def _features(self) -> SlurmNodes:
+        if self.constraint is not None and not FEATURES.fullmatch(self.constraint):
+            raise ValueError("constraint: write names of features, joined by &, and nothing else")
+        return self
+
+
+class PbsNodes(_Strict):
+    """The same of PBS: checked, and acted on once hpcdet has a backend for it."""
+
+    queue: Name | None = None
+    account: Name | None = None
+    select: dict[Name, Name | bool] = Field(
+        default_factory=dict, description="resources of hosts, added to each chunk of a job"
+    )
+
+
+class NodeCapability(_Strict):
+    """One capability of nodes, by the scheduler that places jobs there."""
+
+    slurm: SlurmNodes | None = None
+    pbs: PbsNodes | None = None
+
+
+class StatementSource(_Strict):
+    """Where a node's statement lies and who signs it."""
+
+    path: str = Field(
+        default="/run/hpcdet/node.dsse",
+        description="file on the node; {node} is the scheduler's name of the node",
+    )
+    key: PublicKey | None = Field(
+        default=None, description="Ed25519 public key of the signer, hex; null: nobody signs"
+    )
+    max_age_s: float = Field(
+        default=86400, gt=0, allow_inf_nan=False, description="an older statement does not count"
+    )
+
+    @model_validator(mode="after")
+    def _place(self) -> StatementSource:
+        if not self.path.startswith("/") or ".." in self.path.split("/"):
+            raise ValueError("path: write an absolute path without ..")
+        if any(name != "node" for name in _PLACEHOLDERS.findall(self.path)):
+            raise ValueError("path: {node} is the only placeholder")
+        return self
+
+
+class SiteGovernance(_Strict):
+    """Capabilities that policies may require of nodes, and the statements of nodes."""
+
+    capabilities: dict[CapabilityName, NodeCapability] = Field(
+        default_factory=dict, description="name in policies to what a job asks for"
+    )
+    statement: StatementSource | None = Field(
+        default=None, description="null: nodes make no statements; features are all there is"
+    )
