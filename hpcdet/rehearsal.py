@@ -47,8 +47,13 @@ def rehearse(experiment: Path, trial: int, run: Run) -> int:
         names = [one.relative_to(copy.code).as_posix() for one in copy.code.rglob("*")]
         files.write_once(copy.provenance, files.canonical({"code": dict.fromkeys(names, "")}))
         shutil.copy(source.config, copy.config)
-        if source.secrets.exists():
-            shutil.copy(source.secrets, copy.secrets)
+        for own, theirs in (
+            (copy.secrets, source.secrets),
+            (copy.policy, source.policy),
+            (copy.compiled_policy, source.compiled_policy),
+        ):
+            if theirs.exists():
+                shutil.copy(theirs, own)
         replace(record, number=1).write_once(copy.trial(1).record)
         return int(any(_failed(copy, number, run) for number in _ATTEMPTS))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from hpcdet.control.turn import controller
 from hpcdet.jobs.create import begin_from, create
+from hpcdet.policy.compiled import PolicyText
 from hpcdet.read.experiment import series
 from hpcdet.schedulers.local import processes
 from hpcdet.schedulers.local.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
@@ -162,6 +163,7 @@ class Plain:
 
     values: Mapping[str, Any]
     secrets: Mapping[str, Any]
+    policy: PolicyText | None = None
 
     def resolved(self) -> dict[str, Any]:
         return dict(self.values)

@@ -55,7 +55,7 @@ def experiment(
         changes: of the config; ``until=40`` for the length in batches.
     """
     paths = ExperimentPaths(root)
-    paths.root.mkdir(parents=True)
+    paths.root.mkdir(parents=True, exist_ok=True)
     if isinstance(code, str):
         paths.code.mkdir()
         (paths.code / "model_def.py").write_text(code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdet.train.attempt.session import Session
@@ -17,33 +16,32 @@ class GovernanceContext:
 
     Attributes:
         guard: what enforces it on this rank; None without a policy.
-        accounts: what of it outlives this attempt; None without a policy.
+        state: what of it outlives this attempt; None without a policy.
     """
 
     guard: Guard | None = None
-    accounts: GovernanceState | None = None
+    state: GovernanceState | None = None
 
     def __init__(self, session: Session) -> None:
-        experiment = session.place.experiment
-        if experiment is not None and experiment.compiled_policy.exists():
-            self._begin(session, experiment.compiled_policy)
+        if session.config.governance is not None:
+            self._begin(session, session.config.governance.digest)
 
-    def _begin(self, session: Session, path: Path) -> None:
+    def _begin(self, session: Session, digest: str) -> None:
+        """Take up the policy that the config names by its digest."""
         from hpcdet.guard.guard import Guard
         from hpcdet.guard.state import GovernanceState
+        from hpcdet.policy.codes import GovernanceBroken
         from hpcdet.policy.compiled import CompiledPolicy
-        from hpcdet.store.fs import files
 
-        text = files.read(path, LARGEST).decode()
-        policy = CompiledPolicy.from_json(text, str(path))
+        experiment = session.place.experiment
+        assert experiment is not None  # where a script runs alone its config has all defaults
+        policy = CompiledPolicy.load(experiment.compiled_policy)
+        if policy.digest != digest:
+            raise GovernanceBroken(
+                "G110",
+                "it is not the policy that the experiment's config names",
+                where=str(experiment.compiled_policy),
+                hint="put it back from a backup, or fork the experiment",
+            )
         self.guard = Guard(policy, session.device, session.peers.allgather)
-        self.accounts = GovernanceState(self.guard)
-
-    @property
-    def governed(self) -> bool:
-        """True if the experiment has a policy."""
-        return self.guard is not None
-
-
-LARGEST = 16 << 20
-"""Bytes of a compiled policy."""
+        self.state = GovernanceState(self.guard)

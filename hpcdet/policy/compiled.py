@@ -14,15 +14,18 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.store.fs import typed_fields
+from hpcdet.store.fs import files, typed_fields
 
 SCHEMA = "hpcdet-policy/1"
+LARGEST = 16 << 20
+"""Bytes of a ``policy.json``."""
 
 MIX = "+"
 """Between the sources of a row that has several."""
@@ -270,6 +273,24 @@ class CompiledPolicy:
         return json.dumps(self.encode() | {"digest": self.digest}, indent=1, sort_keys=True) + "\n"
 
     @staticmethod
+    def load(path: Path) -> CompiledPolicy:
+        """Read a ``policy.json``.
+
+        Raises:
+            GovernanceBroken: as ``from_json``, or there is none (G110).
+        """
+        try:
+            text = files.read(path, LARGEST).decode(errors="replace")
+        except FileNotFoundError:
+            raise GovernanceBroken(
+                "G110",
+                "the experiment's policy is gone",
+                where=str(path),
+                hint="put it back from a backup, or fork the experiment",
+            ) from None
+        return CompiledPolicy.from_json(text, str(path))
+
+    @staticmethod
     def from_json(text: str, where: str = "policy.json") -> CompiledPolicy:
         """The inverse of ``to_json``.
 
@@ -292,6 +313,14 @@ class CompiledPolicy:
                 hint="hpcdet writes it once and never changes it: put it back from a backup",
             )
         return policy
+
+
+@dataclass(frozen=True)
+class PolicyText:
+    """A policy as people have written it, beside what it compiles to."""
+
+    text: str
+    compiled: CompiledPolicy
 
 
 def _digest(value: Any) -> str:

@@ -18,6 +18,7 @@ from hpcdet import checkpoint
 from hpcdet.data.sample_order import Order, shuffled
 from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup
 from hpcdet.store.folder.layout import TrialPaths
+from hpcdet.store.fs import files
 from tests import TESTS, governed_model, ranks
 from tests.experiments import same_bits
 from tests.pytorch.test_bits_local import interrupt, signals
@@ -56,6 +57,10 @@ def make(
         "until": UNTIL,
         "min_validation_period": {"batches": 4},
     }
+    if wanted is not None:
+        files.make_folder(root)
+        (root / "policy.json").write_text(wanted.to_json())
+        settings["governance"] = {"policy": "test", "digest": wanted.digest}
     trial = ranks.experiment(
         root,
         code=MODEL,
@@ -63,8 +68,6 @@ def make(
         hparams={"global_batch_size": BATCH, **(hparams or {})},
         **{**settings, **changes},
     )
-    if wanted is not None:
-        (root / "policy.json").write_text(wanted.to_json())
     return trial
 
 

@@ -21,6 +21,7 @@ from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs.checks import site_checks
 from hpcdet.jobs.create import create, provenance, snapshot
 from hpcdet.jobs.script import render, submission
+from hpcdet.policy.compiled import PolicyText
 from hpcdet.read.lookup import find
 from hpcdet.site import Site
 from hpcdet.store.config import resolved_config
@@ -47,6 +48,7 @@ class Loaded:
     """A checked config, without the package that checks configs."""
 
     secrets: Mapping[str, Any] = field(default_factory=dict)
+    policy: PolicyText | None = None
 
     def resolved(self) -> dict[str, Any]:
         return {"schema": 1, "name": "My Digits!", "entrypoint": "model_def:Trial"}

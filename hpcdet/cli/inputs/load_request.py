@@ -13,6 +13,7 @@ import click
 
 from hpcdet import config
 from hpcdet.cli.frame.settings import settings
+from hpcdet.config import policies
 from hpcdet.config.load import load_config
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_checks
@@ -181,6 +182,9 @@ def request(
     loaded = load_config.check(document, sets, chosen, template, ignored)
     for file in filter(None, (config_file, template)):
         trust.refuse_writable_by_others(file, "config")
+    if loaded.config.governance is not None:
+        policy = policies.load(loaded.config.governance.policy, config_file.absolute().parent)
+        loaded = replace(loaded, policy=policy)
     wanted = SubmitRequest(lanes.settled(loaded, chosen), chosen, folder)
     if ask is None:
         return wanted

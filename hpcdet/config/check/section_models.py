@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -116,6 +116,17 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class _Sparse(Section):
+    """A section that is written without the keys of ``_absent`` that are None."""
+
+    _absent: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _those_that_say_something(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written = handler(self).items()
+        return {name: one for name, one in written if one is not None or name not in self._absent}
+
+
 class _Chosen(Section):
     """A section of which only the keys that are given are kept."""
 
@@ -135,8 +146,12 @@ def model(section: type[Any]) -> type[Section]:
         if not any(key.own for key in keys):
             made = Field(_default(field, keys), description=_meaning(section, field.name))
             fields[field.name] = (_checked(hint), made)
-    base = _Chosen if section is Stopping else Section
-    return create_model(section.__name__, __base__=base, **fields)
+    absent = frozenset(name for name in hints if any(key.sparse for key in _keys(hints[name])))
+    base = _Chosen if section is Stopping else _Sparse if absent else Section
+    made_of: type[Section] = create_model(section.__name__, __base__=base, **fields)
+    if issubclass(made_of, _Sparse):
+        made_of._absent = absent
+    return made_of
 
 
 def _keys(hint: Any) -> list[Key]:

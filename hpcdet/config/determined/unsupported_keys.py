@@ -217,9 +217,7 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
         for key in ("source_trial_id", "source_checkpoint_uuid")
     },
     "elastic": (Foreign("refused", "the key is called reproducibility.elastic"),),
-    # ours, but not yet
-    "governance": (Foreign("later", "governance is not in this version"),),
-    "policy": (Foreign("later", "governance is not in this version"),),
+    "policy": (Foreign("refused", "the key is called governance.policy"),),
 }  # fmt: skip
 
 

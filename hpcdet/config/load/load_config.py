@@ -16,6 +16,7 @@ from hpcdet.config.check.section_models import DERIVED, SEED, completed
 from hpcdet.config.determined import foreign_shapes, unsupported_keys
 from hpcdet.config.load import secret_references as secrets
 from hpcdet.config.load.layers import Layered
+from hpcdet.policy.compiled import PolicyText
 from hpcdet.store.config import overrides
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.fs import yaml12
@@ -47,12 +48,14 @@ class LoadedConfig:
             ``site NAME``, ``default``, ``derived``, ``generated``.
         warnings: for people; each names its key.
         secrets: literal ``data.secrets`` by name. Keep them out of everything else.
+        policy: the one that ``governance.policy`` names; None without one.
     """
 
     config: Resolved
     origins: Mapping[str, str]
     warnings: Sequence[str] = ()
     secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    policy: PolicyText | None = None
 
     def resolved(self) -> dict[str, Any]:
         """Return ``experiment.yaml`` as plain data."""

@@ -15,6 +15,7 @@ from hpcdet.jobs.create import begin_from, provenance, snapshot
 from hpcdet.jobs.create import likely_secrets as secrets
 from hpcdet.jobs.script import environment
 from hpcdet.jobs.script.render import search_path
+from hpcdet.policy.compiled import PolicyText
 from hpcdet.site import Site, folders, from_resolved, load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import home, scratch, trust
@@ -24,6 +25,9 @@ from hpcdet.store.fs import files
 from hpcdet.store.trials import hard_links
 from hpcdet.store.trials.history import History
 from hpcdet.store.trials.parents import Donation
+
+KEYS = ("run_key", "twin_key")
+"""Of ``governance``, drawn where a config does not refer to one: 32 bytes as hex."""
 
 _NAME = 40
 _ELSEWHERE = "make room for it, or say by HPCDET_ROOT where experiments shall be"
@@ -35,6 +39,10 @@ class CheckedConfig(Protocol):
     @property
     def secrets(self) -> Mapping[str, Any]:
         """Literal ``data.secrets``, which stand in no other place."""
+
+    @property
+    def policy(self) -> PolicyText | None:
+        """The policy to train under, if there is one."""
 
     def resolved(self) -> dict[str, Any]:
         """The whole config as plain data, every default filled in."""
@@ -80,6 +88,9 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
         Unavailable: the folder cannot be written.
     """
     resolved = loaded.resolved()
+    literal = dict(loaded.secrets)
+    if loaded.policy is not None:
+        resolved = _governed(resolved, loaded.policy, literal)
     if begin is not None:
         resolved = begin_from.placed(resolved, begin)
     if not model_dir.is_dir():
@@ -97,7 +108,10 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
             past.write(paths.history)
         if begin is not None:
             begin_from.give(begin, paths)
-        _fill(paths, resolved, loaded.secrets, site, model_dir, entries, include, purged)
+        if loaded.policy is not None:
+            files.write_once(paths.policy, loaded.policy.text.encode())
+            files.write_once(paths.compiled_policy, loaded.policy.compiled.to_json().encode())
+        _fill(paths, resolved, literal, site, model_dir, entries, include, purged)
     except OSError as error:
         _undo(paths, purged)
         what = f"cannot write: {error.strerror}"
@@ -140,6 +154,8 @@ def again(
             (paths.site, source.site),
             (paths.secrets, source.secrets),
             (paths.history, source.history),
+            (paths.policy, source.policy),
+            (paths.compiled_policy, source.compiled_policy),
         ):
             if theirs.exists():
                 files.write_once(mine, files.read(theirs))
@@ -156,6 +172,22 @@ def again(
         _undo(paths, purged)
         raise
     return paths
+
+
+def _governed(
+    resolved: dict[str, Any], policy: PolicyText, literal: dict[str, Any]
+) -> dict[str, Any]:
+    """A config that names the compiled policy, and keys, of which those that it lacks are drawn.
+
+    Args:
+        literal: gets the drawn keys.
+    """
+    governance = {**resolved["governance"], "digest": policy.compiled.digest}
+    for name in KEYS:
+        if governance.get(name) is None:
+            governance[name] = {"stored": f"governance.{name}"}
+            literal[f"governance.{name}"] = random.token_hex(32)
+    return {**resolved, "governance": governance}
 
 
 def _undo(paths: ExperimentPaths, purged: Path | None) -> None:

@@ -84,9 +84,9 @@ class Saves:
         state = trial_state.shared(context, self._callbacks, self._progress.encode(), common)
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(state)
-        accounts = context.core.governance.accounts
-        if accounts is not None:  # after the callbacks, which might change it
-            state["governance"] = accounts.encode()
+        governance = context.core.governance.state
+        if governance is not None:  # after the callbacks, which might change it
+            state["governance"] = governance.encode()
         state = context.reducer.spread(state)
         private = {}
         if context.division.own_state:
@@ -94,8 +94,8 @@ class Saves:
         if (position := self.feed.state()) is not None:
             private["data"] = position
         meta: ManifestMeta = {"global_batch": self.feed.batch}
-        if accounts is not None:
-            meta["governance"] = accounts.summary()
+        if governance is not None:
+            meta["governance"] = governance.summary()
         if self.feed.batch is None and (step := context.learning.step) is not None:
             meta["starts_epoch"] = step.starts
         if not session.save(
@@ -186,7 +186,7 @@ class Saves:
         """
         found = loaded.shared.get("governance")
         governance, inherited = self._context.core.governance, loaded.manifest.inherited
-        if governance.accounts is None:
+        if governance.state is None:
             if found is not None and not inherited:
                 raise Unrecoverable(
                     "the checkpoint was trained under a policy, and the experiment has none",
@@ -194,7 +194,7 @@ class Saves:
                     hint="put policy.json back into the experiment's folder",
                 )
             return
-        checks = governance.accounts.load(
+        checks = governance.state.load(
             found,
             trial_state.parameters(self._context),
             records=self._progress.units.records,
@@ -217,8 +217,8 @@ class Saves:
 
     def begin_governance(self) -> None:
         """A trial begins under its policy, if it has one."""
-        if (accounts := self._context.core.governance.accounts) is not None:
-            accounts.start(trial_state.parameters(self._context))
+        if (governance := self._context.core.governance.state) is not None:
+            governance.start(trial_state.parameters(self._context))
 
     def begin_random(self, loaded: LoadedState | None) -> None:
         """Random numbers, last: nothing may draw between here and the first batch."""

@@ -177,6 +177,23 @@ class Compat:
 
 
 @dataclass(frozen=True)
+class Governance:
+    """``governance``. The experiment's folder has the policy itself, and what it compiles to.
+
+    Attributes:
+        digest: of the compiled policy.
+    """
+
+    policy: Annotated[str, Key(required=True, min_length=1)] = ""
+    """The policy: a file, relative to the config's folder, or the name of a shipped one."""
+    run_key: dict[str, str] | None = None
+    """The key that signs the run's evidence: {env: NAME} or {file: PATH}; drawn if absent."""
+    twin_key: dict[str, str] | None = None
+    """The key that tosses the coins of twins: {env: NAME} or {file: PATH}; drawn if absent."""
+    digest: Annotated[str, Key(own=True)] = ""
+
+
+@dataclass(frozen=True)
 class Resolved:
     """A whole experiment config.
 
@@ -240,6 +257,8 @@ class Resolved:
     pbs: Pbs = field(default_factory=Pbs)
     profiling: Profiling = Profiling()
     compat: Compat = Compat()
+    governance: Annotated[Governance | None, Key(sparse=True)] = None
+    """The policy that says which data may change which layers; none if absent."""
     debug: bool = False
     """Determined's; has no effect here, with a warning."""
     site: str | None = None

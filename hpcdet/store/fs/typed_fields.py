@@ -30,6 +30,7 @@ class Key:
         new: default in a new config, where it is not what a file without the key means.
         required: a config without the key is refused.
         own: no key of a config, but hpcdet's own field.
+        sparse: it is not written where it is None.
         ge, gt, le, lt, min_length, max_length, pattern, allow_inf_nan: bounds, as in pydantic.
     """
 
@@ -38,6 +39,7 @@ class Key:
     new: Any = ...
     required: bool = False
     own: bool = False
+    sparse: bool = False
     ge: float | None = None
     gt: float | None = None
     le: float | None = None

@@ -1,0 +1,77 @@
+"""Policy files: those of users, and those that hpcdet ships, by their names."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdet import shipped
+from hpcdet.config.policy.compile_policy import compile_policy
+from hpcdet.errors import ConfigError
+from hpcdet.policy.codes import PolicyRefused
+from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.store.folder import trust
+from hpcdet.store.fs import yaml12
+
+SUFFIX = ".yaml"
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """A policy that has been read.
+
+    Attributes:
+        name: what it was asked for by: a path, or the name of a shipped one.
+        text: as it stands in the file.
+    """
+
+    name: str
+    text: str
+    compiled: CompiledPolicy
+
+
+def read_policy(name: str, folder: Path | None = None) -> PolicyFile:
+    """Read and compile a policy.
+
+    Args:
+        name: a path, or the name of a shipped policy: one without a slash or an ending.
+        folder: where a relative path begins; None: the present folder.
+
+    Raises:
+        PolicyRefused: it is wrong (P01 and others), not there, or one that others may write.
+    """
+    path = find(name, folder)
+    try:
+        trust.refuse_writable_by_others(path, "policy")
+        text = yaml12.text(path)
+    except OSError as error:
+        what = f"cannot read the policy: {error.strerror}"
+        raise PolicyRefused("P01", what, where=str(path)) from error
+    except ConfigError as error:
+        raise PolicyRefused("P01", error.what, where=error.where, hint=error.hint) from error
+    today = datetime.datetime.now(datetime.UTC).date()
+    return PolicyFile(name, text, compile_policy(text, str(path), today))
+
+
+def find(name: str, folder: Path | None = None) -> Path:
+    """Return the path of a policy, as ``read_policy`` takes it.
+
+    Raises:
+        PolicyRefused: hpcdet ships none of that name.
+    """
+    if "/" in name or Path(name).suffix:
+        return (folder or Path()) / Path(name).expanduser()
+    known = shipped_policies()
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
+    what = f"hpcdet ships no policy named {name!r}"
+    raise PolicyRefused("P01", what, where=name, hint=f"{hint}; a file is ./{name}{SUFFIX}")
+
+
+def shipped_policies() -> dict[str, Path]:
+    """The files of shipped policies, by their names, in order."""
+    return {path.stem: path for path in sorted(shipped.folder("governance").glob(f"*{SUFFIX}"))}

@@ -1,0 +1,200 @@
+"""The text of a policy, checked key by key; every problem has its line."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from hpcdet.config.policy.policy_keys import VERSION, Policy
+from hpcdet.errors import ConfigError
+from hpcdet.policy.codes import PolicyRefused
+from hpcdet.store.fs import yaml12, yaml_bounds
+from hpcdet.store.fs.yaml12 import Document
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a map",
+    "model_type": "a map",
+    "finite_number": "a finite number",
+}
+_ELSEWHERE = {
+    "audit": "probe_every: {batches: 500}",
+    "pairs_per_source": "it is called pairs",
+    "key_ref": "the experiment's config has it: governance.twin_key",
+    "min_site_attestation": "it is called statement",
+    "path": "each attempt has its ledger in the experiment's folder",
+}
+"""Keys of drafts of this format."""
+_UNKNOWN_ALLOWED = "data of unknown sources are never allowed: deny, or drop and count them"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem of a policy; ``key`` is dotted, places in lists are numbers."""
+
+    key: str
+    what: str
+    hint: str = ""
+    code: str = "P01"
+
+
+def read(text: str, source: str) -> tuple[Policy, Document]:
+    """Check the keys of a policy.
+
+    Args:
+        source: what messages call the file.
+
+    Raises:
+        PolicyRefused: P01, with every problem found, each with its line.
+    """
+    try:
+        document = yaml12.parse(text, source)
+    except ConfigError as error:
+        raise PolicyRefused("P01", error.what, where=error.where, hint=error.hint) from None
+    _refuse_references(text, document)
+    try:
+        return Policy.model_validate(dict(document.values)), document
+    except ValidationError as error:
+        raise failure(_problems(error, document.values), document) from None
+
+
+def failure(problems: Iterable[Problem], document: Document) -> PolicyRefused:
+    """All problems as one error, in the order of their lines; its code is the first's."""
+    first, *others = sorted(problems, key=lambda one: document.lines.get(_path(one.key), 0))
+    where = _where(first, document)
+    if not others:
+        return PolicyRefused(first.code, first.what, where=where, hint=first.hint)
+    lines = [
+        f"  {_where(one, document)}: {one.code}: {one.what}"
+        + (f" ({one.hint})" if one.hint else "")
+        for one in (first, *others)
+    ]
+    what = "\n".join([f"{len(lines)} problems", *lines])
+    return PolicyRefused(first.code, what, where=document.source)
+
+
+def _where(problem: Problem, document: Document) -> str:
+    return f"{document.origin(_path(problem.key))}: {problem.key}".removesuffix(": ")
+
+
+def _path(key: str) -> tuple[str, ...]:
+    return tuple(key.split(".")) if key else ()
+
+
+def _refuse_references(text: str, document: Document) -> None:
+    """Refuse anchors, aliases and merge keys: what stands in a place is all that holds there."""
+    problems = []
+    for event in yaml.parse(text, Loader=yaml_bounds.LOADER):
+        anchor = getattr(event, "anchor", None)
+        if anchor is not None and event.start_mark is not None:
+            sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
+            problems.append((event.start_mark.line + 1, f"{sign}{anchor}"))
+    problems += [(line, "<<") for key, line in document.lines.items() if key[-1] == "<<"]
+    if problems:
+        line, what = min(problems)
+        raise PolicyRefused(
+            "P01",
+            f"{what} refers to another place of the file",
+            where=f"{document.source}:{line}",
+            hint="write out what it stands for: a policy says everything where it holds",
+        )
+
+
+def _problems(error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
+    """The problems that pydantic found, one for each key."""
+    found: dict[str, Problem] = {}
+    for item in error.errors(include_url=False):
+        key, kind = _key(item["loc"], values, item["type"]), item["type"]
+        name, context = key.rpartition(".")[2], item.get("ctx", {})
+        if kind == "extra_forbidden":
+            found[key] = Problem(key, f"unknown key {name!r}", _nearest(key))
+        elif kind == "missing":
+            hint = f"{name}: {VERSION}" if name == "apiVersion" else ""
+            found[key] = Problem(key, f"{name!r} is missing", hint)
+        elif kind == "literal_error":
+            hint = _UNKNOWN_ALLOWED if name == "unknown_source" else ""
+            what = f"expected {context['expected']}, got {_short(item['input'])}"
+            found[key] = Problem(key, what, hint)
+        elif kind in _EXPECTED:
+            hint = "in quotes it is text" if kind == "string_type" else ""
+            what = f"expected {_EXPECTED[kind]}, got {_short(item['input'])}"
+            found.setdefault(key, Problem(key, what, hint))
+        elif kind == "value_error":
+            found[key] = Problem(key, str(context["error"]))
+        elif kind == "string_pattern_mismatch":
+            found[key] = Problem(key, f"{_short(item['input'])} is not of its form", _form(context))
+        elif kind == "too_short" and item["input"] == []:
+            found[key] = Problem(key, "the list is empty", f"{name} has at least one item")
+        else:
+            text = item["msg"][:1].lower() + item["msg"][1:]
+            found[key] = Problem(key, f"{text}, got {_short(item['input'])}")
+    return list(found.values())
+
+
+def _form(context: Mapping[str, Any]) -> str:
+    pattern = str(context.get("pattern", ""))
+    if "sha256" in pattern:
+        return "sha256: and 64 hexadecimal digits"
+    if pattern == "^[0-9a-f]{64}$":
+        return "64 hexadecimal digits, as hpcdet policy keygen prints them"
+    return f"up to 64 of {pattern.removeprefix('^[').partition(']')[0]}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _key(loc: tuple[int | str, ...], values: Any, kind: str) -> str:
+    """Return the dotted key of an error, without the names of types that pydantic adds."""
+    parts = []
+    for part in loc:
+        inside = isinstance(values, Mapping) and part in values
+        item = isinstance(values, list) and isinstance(part, int) and part < len(values)
+        if not (inside or item):
+            if kind == "missing":
+                parts.append(str(part))
+            break
+        parts.append(str(part))
+        values = values[part]
+    return ".".join(parts)
+
+
+def _nearest(key: str) -> str:
+    """What may be meant by an unknown key: the nearest of those that are there."""
+    *above, name = key.split(".")
+    beside = list(_model(above).model_fields)
+    if close := difflib.get_close_matches(name, beside, n=1):
+        return f"did you mean {close[0]!r}?"
+    return _ELSEWHERE.get(name, f"keys here: {', '.join(beside)}")
+
+
+def _model(parts: Iterable[str]) -> type[BaseModel]:
+    """The model of a section; ``parts``: names of keys, and places in lists."""
+    model: type[BaseModel] = Policy
+    for part in parts:
+        if not part.isdigit():
+            model = _inner(model.model_fields[part].annotation) or model
+    return model
+
+
+def _inner(annotation: Any) -> type[BaseModel] | None:
+    """The model in ``Model``, ``Model | None`` or ``list[Model]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    unions = (types.UnionType, typing.Union, list)
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) in unions:
+        found = map(_inner, typing.get_args(annotation))
+        return next(filter(None, found), None)
+    return None
