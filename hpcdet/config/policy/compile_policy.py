@@ -8,8 +8,15 @@ import fnmatch
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from hpcdet.config.policy.policy_keys import Agreement, Layer, Policy, Rule, Source, Spectral
-from hpcdet.config.policy.policy_text import Problem, failure, read
+from hpcdet.config.policy.policy_keys import (
+    AgreementKeys,
+    Layer,
+    Policy,
+    RuleKeys,
+    SourceKeys,
+    Spectral,
+)
+from hpcdet.config.policy.policy_text import PolicyProblem, failure, read
 from hpcdet.policy import compiled as to
 
 Cells = dict[tuple[str, str], str]
@@ -48,7 +55,7 @@ def compile_policy(text: str, source: str, today: datetime.date) -> to.CompiledP
     return _assembled(policy, matrix, hashlib.sha256(text.encode()).hexdigest())
 
 
-def _in_order(policy: Policy) -> list[Source]:
+def _in_order(policy: Policy) -> list[SourceKeys]:
     return sorted(policy.sources, key=lambda one: one.id)
 
 
@@ -67,7 +74,7 @@ def _decide(policy: Policy) -> Cells:
     return decided
 
 
-def _selected(rule: Rule, layers: Sequence[Layer]) -> list[Layer]:
+def _selected(rule: RuleKeys, layers: Sequence[Layer]) -> list[Layer]:
     """The layers that a rule is about; those after ``!`` are not, wherever they stand."""
     some = [name for name in rule.layers if not name.startswith("!")]
     without = [name.removeprefix("!") for name in rule.layers if name.startswith("!")]
@@ -97,14 +104,14 @@ def _matrix(policy: Policy, decided: Cells) -> list[list[float]]:
 # -- what may be wrong with the whole ------------------------------------------------------
 
 
-def _names(policy: Policy) -> Iterator[Problem]:
+def _names(policy: Policy) -> Iterator[PolicyProblem]:
     """Names that stand twice, and those that nothing has."""
     for kind in ("layers", "sources", "rules", "trust"):
         seen: dict[str, int] = {}
         for place, one in enumerate(getattr(policy, kind)):
             if one.id in seen:
                 what = f"the name {one.id!r} is taken: {kind}.{seen[one.id]}"
-                yield Problem(f"{kind}.{place}.id", what, "names are different")
+                yield PolicyProblem(f"{kind}.{place}.id", what, "names are different")
             seen.setdefault(one.id, place)
     layers, sources = [one.id for one in policy.layers], [one.id for one in policy.sources]
     for place, rule in enumerate(policy.rules):
@@ -115,7 +122,7 @@ def _names(policy: Policy) -> Iterator[Problem]:
     ):
         for name in named:
             if name not in layers:
-                yield Problem(
+                yield PolicyProblem(
                     f"{key}.{name}", f"no layer has the name {name!r}", _near(name, layers)
                 )
     memory = policy.memorization
@@ -126,10 +133,10 @@ def _names(policy: Policy) -> Iterator[Problem]:
         for place, name in enumerate(listed):
             if name not in sources:
                 what = f"no source has the name {name!r}"
-                yield Problem(f"memorization.{key}.{place}", what, _near(name, sources))
+                yield PolicyProblem(f"memorization.{key}.{place}", what, _near(name, sources))
 
 
-def _selectors(key: str, rule: Rule, layers: Sequence[Layer]) -> Iterator[Problem]:
+def _selectors(key: str, rule: RuleKeys, layers: Sequence[Layer]) -> Iterator[PolicyProblem]:
     """Patterns of a rule that no layer fits, and frozen layers that it names."""
     names = [layer.id for layer in layers]
     frozen = [layer.id for layer in layers if layer.frozen]
@@ -137,12 +144,14 @@ def _selectors(key: str, rule: Rule, layers: Sequence[Layer]) -> Iterator[Proble
         name = pattern.removeprefix("!")
         if not any(fnmatch.fnmatchcase(each, name) for each in names):
             hint = _near(name, names)
-            yield Problem(f"{key}.{place}", f"no layer has the name {name!r}", hint)
+            yield PolicyProblem(f"{key}.{place}", f"no layer has the name {name!r}", hint)
         elif pattern in frozen and rule.weight:
             what = f"layer {name!r} is frozen: nothing may change it"
-            yield Problem(f"{key}.{place}", what, "leave it out, or frozen")
+            yield PolicyProblem(f"{key}.{place}", what, "leave it out, or frozen")
     if all(pattern.startswith("!") for pattern in rule.layers):
-        yield Problem(key, "the rule leaves layers out and names none", "layers: ['*', '!NAME']")
+        yield PolicyProblem(
+            key, "the rule leaves layers out and names none", "layers: ['*', '!NAME']"
+        )
 
 
 def _expected(policy: Policy) -> list[str]:
@@ -155,16 +164,16 @@ def _near(name: str, names: Sequence[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names)}"
 
 
-def _agreements(policy: Policy, today: datetime.date) -> Iterator[Problem]:
+def _agreements(policy: Policy, today: datetime.date) -> Iterator[PolicyProblem]:
     for place, source in enumerate(policy.sources):
         agreed = source.agreement
         if agreed and agreed.expires and datetime.date.fromisoformat(agreed.expires) < today:
             what = f"agreement {agreed.id} on source {source.id!r} ended on {agreed.expires}"
             hint = "take the source out, or agree anew with its owner"
-            yield Problem(f"sources.{place}.agreement.expires", what, hint)
+            yield PolicyProblem(f"sources.{place}.agreement.expires", what, hint)
 
 
-def _idle_rules(policy: Policy, decided: Cells) -> Iterator[Problem]:
+def _idle_rules(policy: Policy, decided: Cells) -> Iterator[PolicyProblem]:
     used = set(decided.values())
     for place, rule in enumerate(policy.rules):
         if rule.id not in used:
@@ -172,16 +181,16 @@ def _idle_rules(policy: Policy, decided: Cells) -> Iterator[Problem]:
             why = "rules before it decide on all that it is about" if fits else "no source fits it"
             hint = "move it up, or take it out" if fits else "correct its match, or take it out"
             what = f"rule {rule.id!r} decides nothing: {why}"
-            yield Problem(f"rules.{place}.match", what, hint, "P09")
+            yield PolicyProblem(f"rules.{place}.match", what, hint, "P09")
 
 
-def _starved(policy: Policy, matrix: list[list[float]]) -> Iterator[Problem]:
+def _starved(policy: Policy, matrix: list[list[float]]) -> Iterator[PolicyProblem]:
     """Layers that learn from nothing, or from less than ``min_mass`` of the planned data."""
     shares = [source.share for source in _in_order(policy)]
     if None in shares and any(shares):
         place = next(n for n, source in enumerate(policy.sources) if source.share is None)
         what = f"source {policy.sources[place].id!r} has no share, and others have"
-        yield Problem(f"sources.{place}", what, "give all sources a share, or none")
+        yield PolicyProblem(f"sources.{place}", what, "give all sources a share, or none")
         return
     parts = [share or 1.0 for share in shares]
     for place, layer in enumerate(policy.layers):
@@ -193,29 +202,31 @@ def _starved(policy: Policy, matrix: list[list[float]]) -> Iterator[Problem]:
         if mass == 0:
             what = f"layer {layer.id!r} learns from no source"
             hint = "let a rule allow one, or set frozen: true"
-            yield Problem(f"layers.{place}", what, hint, "P05")
+            yield PolicyProblem(f"layers.{place}", what, hint, "P05")
         elif mass < least:
             what = f"layer {layer.id!r} gets {mass:.3g} of the planned data, less than {least:g}"
-            yield Problem(f"min_mass.{layer.id}", what, "allow it more, or lower min_mass", "P05")
+            yield PolicyProblem(
+                f"min_mass.{layer.id}", what, "allow it more, or lower min_mass", "P05"
+            )
 
 
-def _without_chain(policy: Policy) -> Iterator[Problem]:
+def _without_chain(policy: Policy) -> Iterator[PolicyProblem]:
     if policy.coverage.min < 1:
         return
     for place, source in enumerate(policy.sources):
         if source.chain is None:
             what = f"source {source.id!r} has no provenance chain, and coverage.min is 1"
             hint = "give it a chain (hpcdet data chain), or lower coverage.min"
-            yield Problem(f"sources.{place}", what, hint, "P06")
+            yield PolicyProblem(f"sources.{place}", what, hint, "P06")
 
 
-def _lanes(policy: Policy, matrix: list[list[float]]) -> Iterator[Problem]:
+def _lanes(policy: Policy, matrix: list[list[float]]) -> Iterator[PolicyProblem]:
     """``isolated``: a source that may change a lane may change nothing that others use."""
     if policy.assurance != "isolated":
         return
     if not any(layer.lane for layer in policy.layers):
         what = "isolated needs a layer with lane: true, which only its sources use"
-        yield Problem("assurance", what, "add a lane, or take state_clean", "P11")
+        yield PolicyProblem("assurance", what, "add a lane, or take state_clean", "P11")
     for source, row in zip(_in_order(policy), matrix, strict=True):
         found = [layer for layer, weight in zip(policy.layers, row, strict=True) if weight]
         if any(layer.lane for layer in found) and not all(layer.lane for layer in found):
@@ -223,7 +234,7 @@ def _lanes(policy: Policy, matrix: list[list[float]]) -> Iterator[Problem]:
             trunk = next(layer.id for layer in found if not layer.lane)
             what = f"source {source.id!r} may change the lane {lane!r} and {trunk!r}, too"
             hint = "under isolated a source changes lanes, or layers that all use"
-            yield Problem("rules", what, hint, "P11")
+            yield PolicyProblem("rules", what, hint, "P11")
 
 
 # -- the compiled policy -------------------------------------------------------------------
@@ -261,7 +272,7 @@ def _layer(layer: Layer, least: float) -> to.LayerGroup:
     return to.LayerGroup(layer.id, layer.match, (near, far), layer.lane, layer.frozen, least)
 
 
-def _source(source: Source) -> to.DataSource:
+def _source(source: SourceKeys) -> to.DataSource:
     manifest, chain = source.manifest, source.chain
     return to.DataSource(
         source.id,
@@ -272,7 +283,7 @@ def _source(source: Source) -> to.DataSource:
     )
 
 
-def _agreement(agreed: Agreement) -> to.UseAgreement:
+def _agreement(agreed: AgreementKeys) -> to.UseAgreement:
     return to.UseAgreement(agreed.id, agreed.expires, tuple(agreed.requires))
 
 

@@ -97,21 +97,21 @@ class Layer(Keys):
     """Nothing may change it."""
 
 
-class Manifest(Keys):
+class ManifestKeys(Keys):
     uri: Text
     """The file that lists the source's records; relative to the model's folder."""
     merkle_root: Digest
     """The digest of all records, as hpcdet data manifest prints it."""
 
 
-class Chain(Keys):
+class ChainKeys(Keys):
     uri: Text
     """The file with the provenance chain; relative to the model's folder."""
     head: Digest
     """The digest of its last link."""
 
 
-class Agreement(Keys):
+class AgreementKeys(Keys):
     id: Text
     """What its owner calls it."""
     expires: Annotated[str, BeforeValidator(_date)] = ""
@@ -120,22 +120,22 @@ class Agreement(Keys):
     """Capabilities that nodes must have."""
 
 
-class Source(Keys):
+class SourceKeys(Keys):
     id: Name
     """Its name, as the data loader gives it: small letters, digits, and . _ -"""
     labels: dict[LayerName, Text] = {}
     """What rules may ask for."""
     share: Positive | None = None
     """Its planned part of the training data, in any unit; all sources have one, or none."""
-    manifest: Manifest | None = None
+    manifest: ManifestKeys | None = None
     """The list of its records."""
-    chain: Chain | None = None
+    chain: ChainKeys | None = None
     """Where its records come from."""
-    agreement: Agreement | None = None
+    agreement: AgreementKeys | None = None
     """What its owner has agreed to."""
 
 
-class Rule(Keys):
+class RuleKeys(Keys):
     id: LayerName
     """What reports call it."""
     match: Annotated[Predicate, BeforeValidator(predicate)]
@@ -291,9 +291,9 @@ class Policy(Keys):
     """Public keys that may sign."""
     layers: Annotated[list[Layer], Field(min_length=1)]
     """The layers, each with the parameters that it holds."""
-    sources: Annotated[list[Source], Field(min_length=1)]
+    sources: Annotated[list[SourceKeys], Field(min_length=1)]
     """The sources of data."""
-    rules: Annotated[list[Rule], Field(min_length=1)]
+    rules: Annotated[list[RuleKeys], Field(min_length=1)]
     """Which sources may change which layers; the first that fits a source and a layer decides."""
     default: Share = 0.0
     """The weight where no rule fits."""

@@ -40,7 +40,7 @@ _UNKNOWN_ALLOWED = "data of unknown sources are never allowed: deny, or drop and
 
 
 @dataclass(frozen=True)
-class Problem:
+class PolicyProblem:
     """A problem of a policy; ``key`` is dotted, places in lists are numbers."""
 
     key: str
@@ -69,7 +69,7 @@ def read(text: str, source: str) -> tuple[Policy, Document]:
         raise failure(_problems(error, document.values), document) from None
 
 
-def failure(problems: Iterable[Problem], document: Document) -> PolicyRefused:
+def failure(problems: Iterable[PolicyProblem], document: Document) -> PolicyRefused:
     """All problems as one error, in the order of their lines; its code is the first's."""
     first, *others = sorted(problems, key=lambda one: document.lines.get(_path(one.key), 0))
     where = _where(first, document)
@@ -84,7 +84,7 @@ def failure(problems: Iterable[Problem], document: Document) -> PolicyRefused:
     return PolicyRefused(first.code, what, where=document.source)
 
 
-def _where(problem: Problem, document: Document) -> str:
+def _where(problem: PolicyProblem, document: Document) -> str:
     return f"{document.origin(_path(problem.key))}: {problem.key}".removesuffix(": ")
 
 
@@ -111,34 +111,36 @@ def _refuse_references(text: str, document: Document) -> None:
         )
 
 
-def _problems(error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
+def _problems(error: ValidationError, values: Mapping[str, Any]) -> list[PolicyProblem]:
     """The problems that pydantic found, one for each key."""
-    found: dict[str, Problem] = {}
+    found: dict[str, PolicyProblem] = {}
     for item in error.errors(include_url=False):
         key, kind = _key(item["loc"], values, item["type"]), item["type"]
         name, context = key.rpartition(".")[2], item.get("ctx", {})
         if kind == "extra_forbidden":
-            found[key] = Problem(key, f"unknown key {name!r}", _nearest(key))
+            found[key] = PolicyProblem(key, f"unknown key {name!r}", _nearest(key))
         elif kind == "missing":
             hint = f"{name}: {VERSION}" if name == "apiVersion" else ""
-            found[key] = Problem(key, f"{name!r} is missing", hint)
+            found[key] = PolicyProblem(key, f"{name!r} is missing", hint)
         elif kind == "literal_error":
             hint = _UNKNOWN_ALLOWED if name == "unknown_source" else ""
             what = f"expected {context['expected']}, got {_short(item['input'])}"
-            found[key] = Problem(key, what, hint)
+            found[key] = PolicyProblem(key, what, hint)
         elif kind in _EXPECTED:
             hint = "in quotes it is text" if kind == "string_type" else ""
             what = f"expected {_EXPECTED[kind]}, got {_short(item['input'])}"
-            found.setdefault(key, Problem(key, what, hint))
+            found.setdefault(key, PolicyProblem(key, what, hint))
         elif kind == "value_error":
-            found[key] = Problem(key, str(context["error"]))
+            found[key] = PolicyProblem(key, str(context["error"]))
         elif kind == "string_pattern_mismatch":
-            found[key] = Problem(key, f"{_short(item['input'])} is not of its form", _form(context))
+            found[key] = PolicyProblem(
+                key, f"{_short(item['input'])} is not of its form", _form(context)
+            )
         elif kind == "too_short" and item["input"] == []:
-            found[key] = Problem(key, "the list is empty", f"{name} has at least one item")
+            found[key] = PolicyProblem(key, "the list is empty", f"{name} has at least one item")
         else:
             text = item["msg"][:1].lower() + item["msg"][1:]
-            found[key] = Problem(key, f"{text}, got {_short(item['input'])}")
+            found[key] = PolicyProblem(key, f"{text}, got {_short(item['input'])}")
     return list(found.values())
 
 
