@@ -25,6 +25,8 @@ ENTRYPOINTS = int(_of("HPCDET_ENTRYPOINTS_EVERY", "5"))
 """Of the table of entrypoints one in so many is executed; 1: all, in five minutes."""
 SEARCHES = int(_of("HPCDET_SEARCHES", "200"))
 """Random searches in which each rule of halving is compared with its definition."""
+NULL_SEARCHES = int(_of("HPCDET_NULL_SEARCHES", "2000"))
+"""Searches without memorization in which false verdicts are counted; 100,000 take a minute."""
 FRAMEWORKS = bool(_of("HPCDET_FRAMEWORKS"))
 """True to kill Determined's faces of other frameworks; two minutes."""
 DAMAGED = int(_of("HPCDET_DAMAGED", "60"))
