@@ -104,6 +104,10 @@ class Governed(pytorch.PyTorchTrial):
             self.trace()
         return {"loss": loss.item()}
 
+    def losses(self, batch):
+        x, y = (one.to(self.dtype) for one in batch)
+        return functional.mse_loss(self.model(x)[:, 0], y, reduction="none")
+
     def clip(self, parameters):
         torch.nn.utils.clip_grad_norm_(parameters, self.limit)
 

@@ -57,6 +57,10 @@ class Guard:
         exposure: what each layer was permitted to learn from, so far.
         maps: the layers of each model, in the order in which they were taken.
         twice: names of modules that run twice, since they have no routed operator.
+        models: as they were taken.
+        kinds: of the rows of the data.
+        matrix: weights of kinds by layers of the models, float64[kinds, layers].
+        regrouped: code has named rows since this was set to False.
     """
 
     def __init__(self, policy: CompiledPolicy, device: torch.device, gather: Gather) -> None:
@@ -66,18 +70,18 @@ class Guard:
         self.twice: list[str] = []
         self.exposure = Exposure()
         self._device, self._gather = device, gather
-        self._models: list[torch.nn.Module] = []
+        self.models: list[torch.nn.Module] = []
         self._groups: list[tuple[int, ...]] = []
         self._layer_of: dict[int, int] = {}
         self._optimizers: list[torch.optim.Optimizer] = []
         self._windows: list[Window] = []
         self._kept: set[int] = set()
-        self._kinds = RowKinds.of((), policy)
+        self.kinds = RowKinds.of((), policy)
         self._codes: Codes | None = None
-        self._matrix: Matrix = np.zeros((1, 0))
+        self.matrix: Matrix = np.zeros((1, 0))
         self._share: Vector = np.zeros(0)
         self._rows: _Rows | None = None
-        self._named = Exposure()
+        self._named, self.regrouped = Exposure(), False
 
     # -- models and optimizers ---------------------------------------------------------------
 
@@ -100,7 +104,7 @@ class Guard:
         ]
         self.twice += modules.attach(model, found, self.router, closed)
         self.maps.append(found)
-        self._models.append(model)
+        self.models.append(model)
         self._windows = [Window(len(self._groups)) for _ in self._windows]
         self._spread()
 
@@ -116,7 +120,7 @@ class Guard:
 
     def _spread(self) -> None:
         """Bring the weights of kinds of rows to the layers of the models."""
-        self._matrix = self._of_layers(self._kinds.weights)
+        self.matrix = self._of_layers(self.kinds.weights)
 
     def _of_layers(self, weights: Matrix) -> Matrix:
         """Weights by layers of the models from those by layers of the policy."""
@@ -128,7 +132,7 @@ class Guard:
         if id(parameter) not in self._layer_of:
             self._layer_of = {
                 id(live): self.router.place(found.layers[known[name]])
-                for model, found in zip(self._models, self.maps, strict=True)
+                for model, found in zip(self.models, self.maps, strict=True)
                 for known in [{n: one.layer for one in found.parameters for n in one.names}]
                 for name, live in model.named_parameters()
                 if name in known
@@ -164,15 +168,15 @@ class Guard:
                 "DataLoader(..., sources=[a name for each index])",
             )
         if sources is not None:
-            self._kinds = RowKinds.of(sources.mixtures, self.policy)
-            self._codes = self._kinds.codes[sources.codes]
+            self.kinds = RowKinds.of(sources.mixtures, self.policy)
+            self._codes = self.kinds.codes[sources.codes]
             self._spread()
 
     def recount(self, order: Order | BatchOrder, begin: int, end: int) -> Exposure | None:
         """The exposure by the order of the data alone; None of data whose code names its rows."""
         if self._codes is None:
             return None
-        return counted(order, self._codes, self._kinds, begin, end)
+        return counted(order, self._codes, self.kinds, begin, end)
 
     def begin(self, whole: Counts) -> None:
         """Begin a batch.
@@ -181,9 +185,9 @@ class Guard:
             whole: the indices of all its samples; empty where they have none.
         """
         if self._codes is not None:
-            counts = np.bincount(self._codes[whole], minlength=self._kinds.absent + 1)
-            self.exposure.add(self._kinds, counts)
-            self._share = admitted_share(counts, self._matrix)
+            counts = np.bincount(self._codes[whole], minlength=self.kinds.absent + 1)
+            self.exposure.add(self.kinds, counts)
+            self._share = admitted_share(counts, self.matrix)
 
     def end(self) -> None:
         """End a batch; all ranks call together where the code names its rows."""
@@ -206,8 +210,8 @@ class Guard:
             return
         codes = self._codes[part.indices]
         if part.weight == 0:
-            codes = np.full_like(codes, self._kinds.absent)
-        rows = _Rows(self._matrix[codes], codes, weight, number, first, local=False)
+            codes = np.full_like(codes, self.kinds.absent)
+        rows = _Rows(self.matrix[codes], codes, weight, number, first, local=False)
         with self._under_way(rows):
             yield
 
@@ -245,8 +249,20 @@ class Guard:
             weights = self._of_sources(SourceTable.of(sources, "context.rows"))
         else:
             weights = self._of_places(np.asarray(indices, dtype=np.int64), now)
+        self.regrouped = True
         with self._under_way(dataclasses.replace(now, weights=weights, local=True)):
             yield
+
+    @property
+    def codes(self) -> Codes | None:
+        """The kinds of the rows under way; None where the code names them."""
+        return None if self._rows is None or self._codes is None else self._rows.codes
+
+    def again(self, codes: Codes) -> contextlib.AbstractContextManager[None]:
+        """Around passes of a probe over some rows of these kinds, for which nothing accounts."""
+        assert self._rows is not None
+        weights = self.matrix[codes]
+        return self._under_way(dataclasses.replace(self._rows, weights=weights, codes=codes))
 
     def _of_sources(self, table: SourceTable) -> Matrix:
         kinds = RowKinds.of(table.mixtures, self.policy)
@@ -268,7 +284,7 @@ class Guard:
                 where="context.rows",
                 hint="give places in the batch as train_batch was given it, from 0",
             )
-        weights = self._matrix[now.codes[places]]
+        weights = self.matrix[now.codes[places]]
         found: Matrix = weights.min(axis=1) if weights.ndim == 3 else weights
         return found
 

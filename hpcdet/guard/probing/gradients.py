@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,8 @@ from hpcdet.guard.probing.rows import routed_calls
 from hpcdet.guard.probing.watching import Flags
 from hpcdet.guard.routing.oracle import take
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
+
+Norms = list[list[float]]
 
 _NEAR = {torch.float64: 1e-10, torch.float32: 1e-4}
 """How far routed gradients may be off, relative to all of them; 0.1 in 16 bits."""
@@ -179,3 +182,29 @@ def _only(probe: Probe, flags: Flags, slope: torch.Tensor) -> torch.Tensor:
         return slope
     kept = torch.from_numpy(mine).to(slope.device).reshape(-1, *[1] * (units.dim() - 1))
     return torch.where(kept, units, torch.zeros_like(units)).reshape(slope.shape)
+
+
+def norms(probe: Probe) -> tuple[Norms, Norms]:
+    """Norms of each source's own gradient in each layer, routed and not.
+
+    Returns:
+        Two lists [sources that the rows are of, layers].
+    """
+    return _norms(probe), _norms(probe, off=True)
+
+
+def _norms(probe: Probe, *, off: bool = False) -> Norms:
+    found: Norms = []
+    before, probe.router.off = probe.router.off, off
+    try:
+        for code in np.unique(probe.codes):
+            rows = np.flatnonzero(probe.codes == code)
+            part = take(probe.batch, rows, probe.layout.rows)
+            squares = [0.0] * len(probe.router.layers)
+            gradients = probe.routed(part, probe.codes[rows])
+            for (_, _, place), one in zip(probe.places, gradients, strict=True):
+                squares[place] += 0.0 if one is None else float(one.double().norm()) ** 2
+            found.append([math.sqrt(one) for one in squares])
+    finally:
+        probe.router.off = before
+    return found

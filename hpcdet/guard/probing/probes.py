@@ -15,6 +15,8 @@ from hpcdet.guard.probing.rows import rows_are_apart, rows_are_the_batch
 
 ALL = (rows_are_apart, rows_are_the_batch, loss_is_apart, denied_stay, as_the_oracle)
 
+OF_GRADIENTS = (denied_stay,)
+
 
 def check(probe: Probe) -> None:
     """Run all probes.

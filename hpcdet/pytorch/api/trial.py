@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from hpcdet.pytorch.api.callback import PyTorchCallback
 from hpcdet.pytorch.api.data_loader import DataLoader, TorchData
 from hpcdet.pytorch.metrics.reducers import Reducer
@@ -45,6 +47,14 @@ class PyTorchTrial(abc.ABC):
         Returns:
             Scalar metrics (tensors or numbers), or the loss alone.
         """
+
+    def losses(self, batch: TorchData) -> torch.Tensor:
+        """The loss of each sample of a training batch, or of a part of one: a tensor[samples].
+
+        Optional. Under a policy, probes ask it instead of ``train_batch``: it shows more of what
+        couples samples, and may be called any number of times.
+        """
+        raise NotImplementedError
 
     def evaluate_batch(self, batch: TorchData, batch_idx: int) -> Metrics:
         """Metrics of this rank's share of a validation batch, reduced by ``evaluation_reducer``.

@@ -24,6 +24,7 @@ from hpcdet.pytorch.api.trial import PyTorchTrial
 from hpcdet.pytorch.api.trial_context import GLOBAL_BATCH
 from hpcdet.pytorch.loop.feeds import feed_of
 from hpcdet.pytorch.loop.loop_progress import LoopPlan, LoopProgress
+from hpcdet.pytorch.loop.probing import Probing
 from hpcdet.pytorch.loop.saves import Saves
 from hpcdet.pytorch.loop.unregistered import unregistered
 from hpcdet.pytorch.loop.validation import Validator
@@ -42,6 +43,7 @@ class Loop:
         self._core = context.core
         self._session = context.core.session
         self._guard = context.learning.guard
+        self._probing = None if self._guard is None else Probing(trial, context, self._guard)
         self._progress = LoopProgress()
         context.division.exempt(trial, *context.models)
         self._callbacks = trial.build_callbacks()
@@ -193,8 +195,9 @@ class Loop:
             self._guard.begin(part.whole)
         context.division.step(units.batches, learn)
         context.learning.end()
-        if self._guard is not None:
+        if self._guard is not None and self._probing is not None:
             self._guard.end()
+            self._probing.after(units.batches)
         epochs = part.epoch + part.last
         self._saves.changed = True
         self._progress.units = Units(units.batches + 1, units.records + part.records, epochs)
@@ -225,6 +228,8 @@ class Loop:
         profile = self._session.profile
         profile.phases.switch("data")
         ready = context.ready(batch)
+        if self._probing is not None and context.virtual_rank == context.mine[0]:
+            self._probing.before(part, ready, units.batches)
         profile.begin_batch()
         profile.phases.switch("forward")
         with context.learning.precision():

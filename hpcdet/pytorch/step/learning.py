@@ -53,6 +53,7 @@ class Learning:
         averages: of some optimizers, by ``id``, whether they do otherwise than ``average``.
         steps_now: whether optimizers step after the batch under way.
         guard: as given.
+        taken: the losses of a trial that is probed; None while it trains.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Learning:
         self.guard = guard
         self.aggregation = aggregation
         self.scaler: Any = None
+        self.taken: list[torch.Tensor] | None = None
         self.step: StepPosition | None = None
         self.averages: dict[int, bool] = {}
         self.steps_now = True
@@ -123,6 +125,9 @@ class Learning:
         create_graph: bool,
     ) -> None:
         """``loss.backward``, of a loss that is the mean over this rank's samples."""
+        if self.taken is not None:
+            self.taken.append(loss if gradient is None else (loss * gradient).sum())
+            return
         before = self._phases.switch("backward")
         scale = self.current().scale
         if self.aggregation > 1 and self._average:
@@ -152,7 +157,7 @@ class Learning:
         Raises:
             ConfigError: the reducer does not go with a scaler of the user's own.
         """
-        if not self.steps_now:
+        if not self.steps_now or self.taken is not None:
             return
         if self._amp:
             scaler, self._update_scaler = self.scaler, True

@@ -1,0 +1,133 @@
+"""Probes of a governed trial: when they are due, and what of its code they run.
+
+They run the trial's ``losses`` where it has one, and else ``train_batch``, several times on small
+parts of a batch: its backward passes, steps of optimizers and updates of metric reducers do nothing
+meanwhile, and schedulers are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hpcdet.data import rng
+from hpcdet.data.sample_order import Slice
+from hpcdet.policy.codes import PolicyRefused
+from hpcdet.process.console import say
+from hpcdet.pytorch.api.context import PyTorchTrialContext
+from hpcdet.pytorch.api.trial import PyTorchTrial
+
+if TYPE_CHECKING:
+    from hpcdet.guard.audit import Findings
+    from hpcdet.guard.guard import Guard
+
+
+class Probing:
+    """Probes at the first step of each attempt, and then as often as the policy says."""
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, guard: Guard) -> None:
+        self._trial, self._context, self._guard = trial, context, guard
+        self._session = context.core.session
+        self._begun = False
+        self._found: Findings | None = None
+        self._tried = False
+
+    def before(self, part: Slice, batch: Any, batches: int) -> None:
+        """Probe this rank's first share of a batch, on its device, if that is due.
+
+        Raises:
+            PolicyRefused, GovernanceBroken: rows are not what routing takes them for.
+        """
+        from hpcdet.guard.audit import audit
+
+        every = self._guard.policy.probe_every
+        if self._begun and not (every and batches % every == 0):
+            return
+        self._begun = True
+        if self._context.reducer.shares_parameters:
+            if self._session.ranks.chief:
+                say("governance: fsdp2 has divided the parameters: rows are not probed")
+            return
+        self._tried = True
+        generators = self._session.registered.generators
+        before = rng.capture(generators)
+        try:
+            with self._context.reducer.silence(), self._aside():
+                self._found = audit(self._guard, batch, lambda one: self._loss(one, part, batches))
+        finally:
+            rng.restore(before, generators)
+
+    def after(self, batches: int) -> None:
+        """Put down what was measured before this batch; all ranks call together."""
+        if not self._tried:
+            return
+        self._tried = False
+        mine = None if self._found is None else dataclasses.asdict(self._found)
+        everyone = [one for one in self._session.peers.allgather(mine) if one is not None]
+        if self._session.ranks.chief and everyone:
+            self._session.tracker.record("governance", event="probe", **_joined(everyone, batches))
+
+    def _loss(self, batch: Any, part: Slice, batches: int) -> torch.Tensor:
+        with self._context.learning.precision():
+            if type(self._trial).losses is not PyTorchTrial.losses:
+                return self._trial.losses(batch)
+            taken = self._context.learning.taken = []
+            self._trial.train_batch(batch, part.epoch, batches)
+        if not taken:
+            raise PolicyRefused(
+                "P15",
+                "train_batch computes no gradient by context.backward",
+                where="train_batch",
+                hint="call context.backward(loss), not loss.backward()",
+            )
+        total: torch.Tensor = sum(taken[1:], taken[0])
+        return total
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Backward passes hand their loss over; nothing steps, and what counts is put back."""
+        context = self._context
+        schedulers = [(one, copy.deepcopy(one.state_dict())) for one in context.lr_schedulers]
+        groups = [group for one in context.optimizers for group in one.param_groups]
+        rates = [{key: group[key] for key in group if key != "params"} for group in groups]
+        reducers = list(context.reducers)
+        for reducer in reducers:
+            vars(reducer)["update"] = _never
+        context.learning.taken = []
+        try:
+            yield
+        finally:
+            context.learning.taken = None
+            for reducer in reducers:
+                del vars(reducer)["update"]
+            for scheduler, state in schedulers:
+                scheduler.load_state_dict(state)
+            for group, rate in zip(groups, rates, strict=True):
+                group.update(rate)
+
+
+def _never(*_args: Any, **_kwargs: Any) -> None:
+    pass
+
+
+def _joined(everyone: list[dict[str, Any]], batches: int) -> dict[str, Any]:
+    """What ranks have measured: each kind as the first rank did that has rows of it."""
+    on: dict[str, Any] = {}
+    off: dict[str, Any] = {}
+    for one in everyone:
+        for kind, mine, plain in zip(one["kinds"], one["on"], one["off"], strict=True):
+            on.setdefault(kind, mine)
+            off.setdefault(kind, plain)
+    names = sorted(on)
+    return {
+        "step": batches,
+        "sources": names,
+        "layers": everyone[0]["layers"],
+        "on": [on[name] for name in names],
+        "off": [off[name] for name in names],
+    }
