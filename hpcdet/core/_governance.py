@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hpcdet.store.config.resolved_config import Governance
 from hpcdet.train.attempt.session import Session
 
 if TYPE_CHECKING:  # imported where there is a policy only
@@ -24,24 +25,16 @@ class GovernanceContext:
 
     def __init__(self, session: Session) -> None:
         if session.config.governance is not None:
-            self._begin(session, session.config.governance.digest)
+            self._begin(session, session.config.governance)
 
-    def _begin(self, session: Session, digest: str) -> None:
+    def _begin(self, session: Session, named: Governance) -> None:
         """Take up the policy that the config names by its digest."""
         from hpcdet.guard.guard import Guard
         from hpcdet.guard.state import GovernanceState
-        from hpcdet.policy.codes import GovernanceBroken
-        from hpcdet.policy.compiled import CompiledPolicy
+        from hpcdet.policy import experiment_policy
 
         experiment = session.place.experiment
         assert experiment is not None  # where a script runs alone its config has all defaults
-        policy = CompiledPolicy.load(experiment.compiled_policy)
-        if policy.digest != digest:
-            raise GovernanceBroken(
-                "G110",
-                "it is not the policy that the experiment's config names",
-                where=str(experiment.compiled_policy),
-                hint="put it back from a backup, or fork the experiment",
-            )
+        policy = experiment_policy.load(experiment, named)
         self.guard = Guard(policy, session.device, session.peers.allgather)
         self.state = GovernanceState(self.guard)

@@ -13,7 +13,6 @@ import click
 
 from hpcdet import config
 from hpcdet.cli.frame.settings import settings
-from hpcdet.config import policies
 from hpcdet.config.load import load_config
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_checks
@@ -183,7 +182,9 @@ def request(
     for file in filter(None, (config_file, template)):
         trust.refuse_writable_by_others(file, "config")
     if loaded.config.governance is not None:
-        policy = policies.load(loaded.config.governance.policy, config_file.absolute().parent)
+        from hpcdet.config.policy.policy_file import read_policy  # it brings numpy
+
+        policy = read_policy(loaded.config.governance.policy, config_file.absolute().parent)
         loaded = replace(loaded, policy=policy)
     wanted = SubmitRequest(lanes.settled(loaded, chosen), chosen, folder)
     if ask is None:

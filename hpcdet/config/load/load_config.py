@@ -6,7 +6,7 @@ import secrets as randomness
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
 
@@ -14,13 +14,16 @@ from hpcdet.config.check import entrypoints, key_consistency, problems, search_m
 from hpcdet.config.check.problems import Problem
 from hpcdet.config.check.section_models import DERIVED, SEED, completed
 from hpcdet.config.determined import foreign_shapes, unsupported_keys
+from hpcdet.config.load import governance
 from hpcdet.config.load import secret_references as secrets
 from hpcdet.config.load.layers import Layered
-from hpcdet.policy.compiled import PolicyText
 from hpcdet.store.config import overrides
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.fs import yaml12
 from hpcdet.store.fs.yaml12 import Document
+
+if TYPE_CHECKING:  # it brings numpy
+    from hpcdet.policy.compiled import PolicyText
 
 DEFAULT = "default"
 _FREE = ("hyperparameters", "data", "options")  # the user's own keys; null means null there
@@ -129,6 +132,7 @@ def _check(
     if isinstance(data, dict):
         values["data"], literals, found = secrets.separate(data)
         wrong += found
+    wrong += governance.problems(values)
     try:
         config = completed(values)
     except ValidationError as error:

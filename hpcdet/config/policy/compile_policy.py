@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from hpcdet.config.policy.policy_keys import (
     AgreementKeys,
-    Layer,
-    Policy,
+    LayerKeys,
+    PolicyKeys,
     RuleKeys,
     SourceKeys,
-    Spectral,
+    SpectralKeys,
 )
 from hpcdet.config.policy.policy_text import PolicyProblem, failure, read
 from hpcdet.policy import compiled as to
@@ -55,14 +55,14 @@ def compile_policy(text: str, source: str, today: datetime.date) -> to.CompiledP
     return _assembled(policy, matrix, hashlib.sha256(text.encode()).hexdigest())
 
 
-def _in_order(policy: Policy) -> list[SourceKeys]:
+def _in_order(policy: PolicyKeys) -> list[SourceKeys]:
     return sorted(policy.sources, key=lambda one: one.id)
 
 
 # -- rules ---------------------------------------------------------------------------------
 
 
-def _decide(policy: Policy) -> Cells:
+def _decide(policy: PolicyKeys) -> Cells:
     """Find the first rule that fits each source and layer."""
     decided: Cells = {}
     for rule in policy.rules:
@@ -74,7 +74,7 @@ def _decide(policy: Policy) -> Cells:
     return decided
 
 
-def _selected(rule: RuleKeys, layers: Sequence[Layer]) -> list[Layer]:
+def _selected(rule: RuleKeys, layers: Sequence[LayerKeys]) -> list[LayerKeys]:
     """The layers that a rule is about; those after ``!`` are not, wherever they stand."""
     some = [name for name in rule.layers if not name.startswith("!")]
     without = [name.removeprefix("!") for name in rule.layers if name.startswith("!")]
@@ -86,7 +86,7 @@ def _selected(rule: RuleKeys, layers: Sequence[Layer]) -> list[Layer]:
     ]
 
 
-def _matrix(policy: Policy, decided: Cells) -> list[list[float]]:
+def _matrix(policy: PolicyKeys, decided: Cells) -> list[list[float]]:
     weights = {rule.id: rule.weight for rule in policy.rules}
     return [
         [
@@ -104,7 +104,7 @@ def _matrix(policy: Policy, decided: Cells) -> list[list[float]]:
 # -- what may be wrong with the whole ------------------------------------------------------
 
 
-def _names(policy: Policy) -> Iterator[PolicyProblem]:
+def _names(policy: PolicyKeys) -> Iterator[PolicyProblem]:
     """Names that stand twice, and those that nothing has."""
     for kind in ("layers", "sources", "rules", "trust"):
         seen: dict[str, int] = {}
@@ -136,7 +136,7 @@ def _names(policy: Policy) -> Iterator[PolicyProblem]:
                 yield PolicyProblem(f"memorization.{key}.{place}", what, _near(name, sources))
 
 
-def _selectors(key: str, rule: RuleKeys, layers: Sequence[Layer]) -> Iterator[PolicyProblem]:
+def _selectors(key: str, rule: RuleKeys, layers: Sequence[LayerKeys]) -> Iterator[PolicyProblem]:
     """Patterns of a rule that no layer fits, and frozen layers that it names."""
     names = [layer.id for layer in layers]
     frozen = [layer.id for layer in layers if layer.frozen]
@@ -154,9 +154,9 @@ def _selectors(key: str, rule: RuleKeys, layers: Sequence[Layer]) -> Iterator[Po
         )
 
 
-def _expected(policy: Policy) -> list[str]:
+def _expected(policy: PolicyKeys) -> list[str]:
     spectral = policy.entropy.spectral
-    return list(spectral.expected) if isinstance(spectral, Spectral) else []
+    return list(spectral.expected) if isinstance(spectral, SpectralKeys) else []
 
 
 def _near(name: str, names: Sequence[str]) -> str:
@@ -164,7 +164,7 @@ def _near(name: str, names: Sequence[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names)}"
 
 
-def _agreements(policy: Policy, today: datetime.date) -> Iterator[PolicyProblem]:
+def _agreements(policy: PolicyKeys, today: datetime.date) -> Iterator[PolicyProblem]:
     for place, source in enumerate(policy.sources):
         agreed = source.agreement
         if agreed and agreed.expires and datetime.date.fromisoformat(agreed.expires) < today:
@@ -173,7 +173,7 @@ def _agreements(policy: Policy, today: datetime.date) -> Iterator[PolicyProblem]
             yield PolicyProblem(f"sources.{place}.agreement.expires", what, hint)
 
 
-def _idle_rules(policy: Policy, decided: Cells) -> Iterator[PolicyProblem]:
+def _idle_rules(policy: PolicyKeys, decided: Cells) -> Iterator[PolicyProblem]:
     used = set(decided.values())
     for place, rule in enumerate(policy.rules):
         if rule.id not in used:
@@ -184,7 +184,7 @@ def _idle_rules(policy: Policy, decided: Cells) -> Iterator[PolicyProblem]:
             yield PolicyProblem(f"rules.{place}.match", what, hint, "P09")
 
 
-def _starved(policy: Policy, matrix: list[list[float]]) -> Iterator[PolicyProblem]:
+def _starved(policy: PolicyKeys, matrix: list[list[float]]) -> Iterator[PolicyProblem]:
     """Layers that learn from nothing, or from less than ``min_mass`` of the planned data."""
     shares = [source.share for source in _in_order(policy)]
     if None in shares and any(shares):
@@ -210,7 +210,7 @@ def _starved(policy: Policy, matrix: list[list[float]]) -> Iterator[PolicyProble
             )
 
 
-def _without_chain(policy: Policy) -> Iterator[PolicyProblem]:
+def _without_chain(policy: PolicyKeys) -> Iterator[PolicyProblem]:
     if policy.coverage.min < 1:
         return
     for place, source in enumerate(policy.sources):
@@ -220,7 +220,7 @@ def _without_chain(policy: Policy) -> Iterator[PolicyProblem]:
             yield PolicyProblem(f"sources.{place}", what, hint, "P06")
 
 
-def _lanes(policy: Policy, matrix: list[list[float]]) -> Iterator[PolicyProblem]:
+def _lanes(policy: PolicyKeys, matrix: list[list[float]]) -> Iterator[PolicyProblem]:
     """``isolated``: a source that may change a lane may change nothing that others use."""
     if policy.assurance != "isolated":
         return
@@ -240,11 +240,7 @@ def _lanes(policy: Policy, matrix: list[list[float]]) -> Iterator[PolicyProblem]
 # -- the compiled policy -------------------------------------------------------------------
 
 
-def _assembled(policy: Policy, matrix: list[list[float]], digest: str) -> to.CompiledPolicy:
-    asked = policy.requires
-    capabilities = set(asked.capabilities)
-    for source in policy.sources:
-        capabilities.update(source.agreement.requires if source.agreement else ())
+def _assembled(policy: PolicyKeys, matrix: list[list[float]], digest: str) -> to.CompiledPolicy:
     return to.CompiledPolicy(
         name=policy.name,
         version=policy.version,
@@ -260,14 +256,14 @@ def _assembled(policy: Policy, matrix: list[list[float]], digest: str) -> to.Com
         coverage=to.Coverage(policy.coverage.min, policy.coverage.per_layer),
         entropy=_entropy(policy),
         memorization=_memorization(policy),
-        requires=to.Requires(tuple(sorted(capabilities)), asked.statement),
+        requires=to.Requires(tuple(policy.requires.capabilities), policy.requires.statement),
         ledger=to.LedgerRules(policy.ledger.segment_records, tuple(policy.ledger.anchor)),
         changes=to.Changes(policy.changes.tighten.approvals, policy.changes.loosen.approvals),
         probe_every=policy.probe_every.batches,
     )
 
 
-def _layer(layer: Layer, least: float) -> to.LayerGroup:
+def _layer(layer: LayerKeys, least: float) -> to.LayerGroup:
     near, far = layer.depth
     return to.LayerGroup(layer.id, layer.match, (near, far), layer.lane, layer.frozen, least)
 
@@ -287,9 +283,9 @@ def _agreement(agreed: AgreementKeys) -> to.UseAgreement:
     return to.UseAgreement(agreed.id, agreed.expires, tuple(agreed.requires))
 
 
-def _entropy(policy: Policy) -> to.Entropy:
+def _entropy(policy: PolicyKeys) -> to.Entropy:
     sigmas, spectral = policy.entropy.source_exposure.sigmas, policy.entropy.spectral
-    if not isinstance(spectral, Spectral):
+    if not isinstance(spectral, SpectralKeys):
         return to.Entropy(sigmas=sigmas, spectral=False)
     return to.Entropy(
         sigmas=sigmas,
@@ -302,7 +298,7 @@ def _entropy(policy: Policy) -> to.Entropy:
     )
 
 
-def _memorization(policy: Policy) -> to.Memorization | None:
+def _memorization(policy: PolicyKeys) -> to.Memorization | None:
     asked = policy.memorization
     if asked is None:
         return None

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import datetime
 import difflib
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet import shipped
 from hpcdet.config.policy.compile_policy import compile_policy
 from hpcdet.errors import ConfigError
 from hpcdet.policy.codes import PolicyRefused
-from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.policy.compiled import PolicyText
 from hpcdet.store.folder import trust
 from hpcdet.store.fs import yaml12
 
 SUFFIX = ".yaml"
 
 
-@dataclass(frozen=True)
-class PolicyFile:
-    """A policy that has been read.
-
-    Attributes:
-        name: what it was asked for by: a path, or the name of a shipped one.
-        text: as it stands in the file.
-    """
-
-    name: str
-    text: str
-    compiled: CompiledPolicy
-
-
-def read_policy(name: str, folder: Path | None = None) -> PolicyFile:
+def read_policy(name: str, folder: Path | None = None) -> PolicyText:
     """Read and compile a policy.
 
     Args:
@@ -48,11 +33,12 @@ def read_policy(name: str, folder: Path | None = None) -> PolicyFile:
         text = yaml12.text(path)
     except OSError as error:
         what = f"cannot read the policy: {error.strerror}"
-        raise PolicyRefused("P01", what, where=str(path)) from error
+        hint = "a path begins at the config's folder; hpcdet policy ls lists what hpcdet ships"
+        raise PolicyRefused("P01", what, where=str(path), hint=hint) from error
     except ConfigError as error:
         raise PolicyRefused("P01", error.what, where=error.where, hint=error.hint) from error
     today = datetime.datetime.now(datetime.UTC).date()
-    return PolicyFile(name, text, compile_policy(text, str(path), today))
+    return PolicyText(text, compile_policy(text, str(path), today))
 
 
 def find(name: str, folder: Path | None = None) -> Path:

@@ -64,7 +64,7 @@ LayerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-class Keys(BaseModel):
+class PolicySection(BaseModel):
     """A map of the policy: no unknown keys, no conversion of types."""
 
     model_config = ConfigDict(
@@ -72,7 +72,7 @@ class Keys(BaseModel):
     )
 
 
-class Trusted(Keys):
+class TrustKeys(PolicySection):
     id: Name
     """What records call the key."""
     role: Literal["site", "data", "policy", "run"]
@@ -82,7 +82,7 @@ class Trusted(Keys):
     """The Ed25519 public key, 64 hexadecimal digits."""
 
 
-class Layer(Keys):
+class LayerKeys(PolicySection):
     id: LayerName
     """Its name in rules and reports."""
     match: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_expression)]
@@ -97,21 +97,21 @@ class Layer(Keys):
     """Nothing may change it."""
 
 
-class ManifestKeys(Keys):
+class ManifestKeys(PolicySection):
     uri: Text
     """The file that lists the source's records; relative to the model's folder."""
     merkle_root: Digest
     """The digest of all records, as hpcdet data manifest prints it."""
 
 
-class ChainKeys(Keys):
+class ChainKeys(PolicySection):
     uri: Text
     """The file with the provenance chain; relative to the model's folder."""
     head: Digest
     """The digest of its last link."""
 
 
-class AgreementKeys(Keys):
+class AgreementKeys(PolicySection):
     id: Text
     """What its owner calls it."""
     expires: Annotated[str, BeforeValidator(_date)] = ""
@@ -120,7 +120,7 @@ class AgreementKeys(Keys):
     """Capabilities that nodes must have."""
 
 
-class SourceKeys(Keys):
+class SourceKeys(PolicySection):
     id: Name
     """Its name, as the data loader gives it: small letters, digits, and . _ -"""
     labels: dict[LayerName, Text] = {}
@@ -135,7 +135,7 @@ class SourceKeys(Keys):
     """What its owner has agreed to."""
 
 
-class RuleKeys(Keys):
+class RuleKeys(PolicySection):
     id: LayerName
     """What reports call it."""
     match: Annotated[Predicate, BeforeValidator(predicate)]
@@ -146,28 +146,28 @@ class RuleKeys(Keys):
     """How much of the sources' gradient these layers get: 0 none, 1 all."""
 
 
-class CoverageKeys(Keys):
+class CoverageKeys(PolicySection):
     min: Share = 1.0
     """The least share of what layers learn from that has a complete provenance chain."""
     per_layer: bool = True
     """Each layer has to reach it, not only all together."""
 
 
-class SourceExposure(Keys):
+class SourceExposureKeys(PolicySection):
     check: Literal[True] = True
     """The mixture that layers learn from is compared with the planned one."""
     sigmas: Positive = 3.0
     """Standard deviations by which it may miss."""
 
 
-class Band(Keys):
+class BandKeys(PolicySection):
     sd_mult: Positive = 4.0
     """Standard deviations of the reference that a layer may lie off."""
     floor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.005
     """It may always lie so far off."""
 
 
-class Spectral(Keys):
+class SpectralKeys(PolicySection):
     estimator: Literal["svd_or_pr"] = "svd_or_pr"
     """Singular values up to max_side, the participation ratio above it."""
     max_side: Annotated[int, Field(ge=1, le=65536)] = 1024
@@ -178,20 +178,20 @@ class Spectral(Keys):
     """Their seed."""
     expected: dict[LayerName, Annotated[list[Share], Field(min_length=2, max_length=2)]] = {}
     """By layer: mean and standard deviation over reference runs of the same recipe."""
-    band: Band = Band()
+    band: BandKeys = BandKeys()
     """How far a layer may lie off what is expected."""
     on_violation: Literal["warn"] = "warn"
     """What happens then; a spectral entropy does not show memorization, so nothing more."""
 
 
-class EntropyKeys(Keys):
-    source_exposure: SourceExposure = SourceExposure()
+class EntropyKeys(PolicySection):
+    source_exposure: SourceExposureKeys = SourceExposureKeys()
     """Entropy of what each layer has learned from."""
-    spectral: Spectral | Literal[False] = Spectral()
+    spectral: SpectralKeys | Literal[False] = SpectralKeys()
     """Entropy of the weights' singular values; false: not measured."""
 
 
-class TwinsKeys(Keys):
+class TwinsKeys(PolicySection):
     pairs: Annotated[int, Field(ge=1, le=10**6)] = 100
     """Pairs of records of each source, of which one is never trained."""
     withhold: list[Name] = []
@@ -202,7 +202,7 @@ class TwinsKeys(Keys):
     """The probability of one false verdict in the whole search."""
 
 
-class CanariesKeys(Keys):
+class CanariesKeys(PolicySection):
     per_source: Annotated[int, Field(ge=1, le=10**5)] = 20
     """Invented records of each source."""
     space_bits: Annotated[int, Field(ge=1, le=62)] = 20
@@ -213,7 +213,7 @@ class CanariesKeys(Keys):
     """Sources that have them; all if absent."""
 
 
-class MemorizationKeys(Keys):
+class MemorizationKeys(PolicySection):
     twins: TwinsKeys | None = None
     """Pairs of exchangeable records; a keyed coin keeps one of each out of the training."""
     canaries: CanariesKeys | None = None
@@ -224,52 +224,52 @@ class MemorizationKeys(Keys):
     """What follows: the trial ends, the experiment pauses, or a warning."""
 
 
-class RequiresKeys(Keys):
+class RequiresKeys(PolicySection):
     capabilities: list[LayerName] = []
     """What nodes must offer, by the site's names."""
     statement: Literal["declared", "signed"] = "declared"
     """How they must say so: declared: by the site's file; signed: by the node's statement."""
 
 
-class LedgerKeys(Keys):
+class LedgerKeys(PolicySection):
     segment_records: Annotated[int, Field(ge=1, le=10**6)] = 1000
     """Records between two seals."""
     anchor: list[Annotated[str, BeforeValidator(_anchor)]] = []
     """What also gets the ledger's head: syslog, file:DIR, {command: [PROGRAM, ...]}."""
 
 
-class Tighten(Keys):
+class TightenKeys(PolicySection):
     approvals: Annotated[int, Field(ge=0, le=16)] = 0
     """Signatures that a stricter policy needs."""
 
 
-class Loosen(Keys):
+class LoosenKeys(PolicySection):
     approvals: Annotated[int, Field(ge=0, le=16)] = 1
     """Signatures that a policy needs which allows more."""
     role: Literal["policy"] = "policy"
     """The role of the keys that give them."""
 
 
-class Revoke(Keys):
+class RevokeKeys(PolicySection):
     reset_optimizer: Literal[True] = True
     """An optimizer forgets a layer's state where a source is denied it that had it."""
 
 
-class ChangesKeys(Keys):
-    tighten: Tighten = Tighten()
+class ChangesKeys(PolicySection):
+    tighten: TightenKeys = TightenKeys()
     """A policy that allows less."""
-    loosen: Loosen = Loosen()
+    loosen: LoosenKeys = LoosenKeys()
     """A policy that allows more somewhere."""
-    revoke: Revoke = Revoke()
+    revoke: RevokeKeys = RevokeKeys()
     """A source that is withdrawn."""
 
 
-class ProbeEvery(Keys):
+class ProbeEveryKeys(PolicySection):
     batches: Annotated[int, Field(ge=0)]
     """0: the first step of each attempt only."""
 
 
-class Policy(Keys):
+class PolicyKeys(PolicySection):
     apiVersion: Literal["hpcdet/governance-v1"]  # noqa: N815 - the file's own spelling
     """hpcdet/governance-v1"""
     name: Name
@@ -287,9 +287,9 @@ class Policy(Keys):
     """A layer's gradient is the mean over what it admits, or over the whole batch."""
     mixed_examples: Literal["min", "reject"] = "min"
     """A record of several sources: it may change what each of them may, or is an error."""
-    trust: list[Trusted] = []
+    trust: list[TrustKeys] = []
     """Public keys that may sign."""
-    layers: Annotated[list[Layer], Field(min_length=1)]
+    layers: Annotated[list[LayerKeys], Field(min_length=1)]
     """The layers, each with the parameters that it holds."""
     sources: Annotated[list[SourceKeys], Field(min_length=1)]
     """The sources of data."""
@@ -305,7 +305,7 @@ class Policy(Keys):
     """Entropies, and how far they may lie off."""
     memorization: MemorizationKeys | None = None
     """What is measured of memorization, and what follows."""
-    probe_every: ProbeEvery = ProbeEvery(batches=500)
+    probe_every: ProbeEveryKeys = ProbeEveryKeys(batches=500)
     """Batches between two probes of the live model."""
     requires: RequiresKeys = RequiresKeys()
     """What nodes must offer."""

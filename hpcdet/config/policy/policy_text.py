@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from hpcdet.config.policy.policy_keys import VERSION, Policy
+from hpcdet.config.policy.policy_keys import VERSION, PolicyKeys
 from hpcdet.errors import ConfigError
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.store.fs import yaml12, yaml_bounds
@@ -49,7 +49,7 @@ class PolicyProblem:
     code: str = "P01"
 
 
-def read(text: str, source: str) -> tuple[Policy, Document]:
+def read(text: str, source: str) -> tuple[PolicyKeys, Document]:
     """Check the keys of a policy.
 
     Args:
@@ -64,7 +64,7 @@ def read(text: str, source: str) -> tuple[Policy, Document]:
         raise PolicyRefused("P01", error.what, where=error.where, hint=error.hint) from None
     _refuse_references(text, document)
     try:
-        return Policy.model_validate(dict(document.values)), document
+        return PolicyKeys.model_validate(dict(document.values)), document
     except ValidationError as error:
         raise failure(_problems(error, document.values), document) from None
 
@@ -184,19 +184,19 @@ def _nearest(key: str) -> str:
 
 def _model(parts: Iterable[str]) -> type[BaseModel]:
     """The model of a section; ``parts``: names of keys, and places in lists."""
-    model: type[BaseModel] = Policy
+    model: type[BaseModel] = PolicyKeys
     for part in parts:
         if not part.isdigit():
-            model = _inner(model.model_fields[part].annotation) or model
+            model = inner_model(model.model_fields[part].annotation) or model
     return model
 
 
-def _inner(annotation: Any) -> type[BaseModel] | None:
+def inner_model(annotation: Any) -> type[BaseModel] | None:
     """The model in ``Model``, ``Model | None`` or ``list[Model]``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     unions = (types.UnionType, typing.Union, list)
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) in unions:
-        found = map(_inner, typing.get_args(annotation))
+        found = map(inner_model, typing.get_args(annotation))
         return next(filter(None, found), None)
     return None

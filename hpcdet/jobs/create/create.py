@@ -8,26 +8,25 @@ import secrets as random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs.create import begin_from, provenance, snapshot
 from hpcdet.jobs.create import likely_secrets as secrets
 from hpcdet.jobs.script import environment
 from hpcdet.jobs.script.render import search_path
-from hpcdet.policy.compiled import PolicyText
 from hpcdet.site import Site, folders, from_resolved, load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import home, scratch, trust
 from hpcdet.store.folder.held_folder import hold
-from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.layout import POLICY, ExperimentPaths
 from hpcdet.store.fs import files
 from hpcdet.store.trials import hard_links
 from hpcdet.store.trials.history import History
 from hpcdet.store.trials.parents import Donation
 
-KEYS = ("run_key", "twin_key")
-"""Of ``governance``, drawn where a config does not refer to one: 32 bytes as hex."""
+if TYPE_CHECKING:  # it brings numpy
+    from hpcdet.policy.compiled import PolicyText
 
 _NAME = 40
 _ELSEWHERE = "make room for it, or say by HPCDET_ROOT where experiments shall be"
@@ -111,7 +110,8 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
         if loaded.policy is not None:
             files.write_once(paths.policy, loaded.policy.text.encode())
             files.write_once(paths.compiled_policy, loaded.policy.compiled.to_json().encode())
-        _fill(paths, resolved, literal, site, model_dir, entries, include, purged)
+        rules = _record(loaded.policy) if loaded.policy is not None else None
+        _fill(paths, resolved, literal, site, model_dir, entries, include, purged, rules)
     except OSError as error:
         _undo(paths, purged)
         what = f"cannot write: {error.strerror}"
@@ -159,6 +159,8 @@ def again(
         ):
             if theirs.exists():
                 files.write_once(mine, files.read(theirs))
+        for change in sorted(source.policy_changes.glob("*.json")):
+            files.write_once(paths.policy_changes / change.name, files.read(change))
         if source.origin.root.is_dir():
             hard_links.tree(source.origin.root, paths.origin.root)
         fill(paths)
@@ -177,17 +179,24 @@ def again(
 def _governed(
     resolved: dict[str, Any], policy: PolicyText, literal: dict[str, Any]
 ) -> dict[str, Any]:
-    """A config that names the compiled policy, and keys, of which those that it lacks are drawn.
+    """A config that names the policy beside it, and keys, of which those that it lacks are drawn.
 
     Args:
         literal: gets the drawn keys.
     """
-    governance = {**resolved["governance"], "digest": policy.compiled.digest}
-    for name in KEYS:
+    digest = policy.compiled.digest
+    governance = {**resolved["governance"], "policy": POLICY, "digest": digest}
+    for name in resolved_config.GOVERNANCE_KEYS:
         if governance.get(name) is None:
             governance[name] = {"stored": f"governance.{name}"}
             literal[f"governance.{name}"] = random.token_hex(32)
     return {**resolved, "governance": governance}
+
+
+def _record(policy: PolicyText) -> dict[str, Any]:
+    """What an experiment's provenance says of its policy."""
+    compiled = policy.compiled
+    return {"name": compiled.name, "version": compiled.version, "digest": compiled.digest}
 
 
 def _undo(paths: ExperimentPaths, purged: Path | None) -> None:
@@ -239,13 +248,14 @@ def _fill(  # noqa: PLR0917 - the parts of an experiment
     entries: list[snapshot.SnapshotEntry],
     include: Sequence[Path],
     purged: Path | None,
+    policy: Mapping[str, Any] | None,
 ) -> None:
     trust.refuse_writable_by_others(paths.root, "experiment")
     if purged is not None:
         trust.refuse_writable_by_others(purged / paths.id, "experiment's folder on scratch")
     code = snapshot.copy(entries, paths.code, literal)
     private = snapshot.with_secrets(entries)
-    record = provenance.collect(model_dir, code, search_path(site), include, private)
+    record = provenance.collect(model_dir, code, search_path(site), include, private, policy)
     for path, value in (
         (paths.provenance, record),
         (paths.site, site.plain()),

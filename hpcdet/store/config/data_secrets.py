@@ -61,11 +61,12 @@ def resolve(data: Mapping[str, Any], stored: Path) -> dict[str, Any]:
     secrets = data.get("secrets")
     if not isinstance(secrets, Mapping):
         return dict(data)
-    return {**data, "secrets": {name: _one(name, ref, stored) for name, ref in secrets.items()}}
+    found = {name: value(f"data.secrets.{name}", ref, stored) for name, ref in secrets.items()}
+    return {**data, "secrets": found}
 
 
-def _one(name: str, reference: Mapping[str, str], stored: Path) -> Any:
-    where = f"data.secrets.{name}"
+def value(where: str, reference: Mapping[str, str], stored: Path) -> Any:
+    """Return what one reference stands for; ``where`` is its key. Raises as ``resolve``."""
     [(form, target)] = reference.items()
     if form == "env":
         if target not in os.environ:

@@ -176,6 +176,10 @@ class Compat:
     """auto: where there is no package `determined`, hpcdet stands in for it; off: it does not."""
 
 
+GOVERNANCE_KEYS = ("run_key", "twin_key")
+"""Of ``governance``, drawn where a config does not refer to one: 32 bytes as hex."""
+
+
 @dataclass(frozen=True)
 class Governance:
     """``governance``. The experiment's folder has the policy itself, and what it compiles to.

@@ -25,6 +25,8 @@ INHERITED = 0
 """In the name of a checkpoint, instead of an attempt: it is another trial's, to begin from."""
 CONFIG = "experiment.yaml"
 """The resolved config; a folder that holds it is a whole experiment."""
+POLICY = "policy.yaml"
+"""The text of an experiment's policy; its config names it so."""
 EXPERIMENTS = "hpcdet-experiments"
 """The folder that holds experiments, below a site's scratch or project path or the present one."""
 SCRATCH_MARK = "hpcdet-experiment.json"
@@ -188,7 +190,12 @@ class ExperimentPaths:
     @property
     def policy(self) -> Path:
         """The text of the policy, if there is one; write-once."""
-        return self.root / "policy.yaml"
+        return self.root / POLICY
+
+    @property
+    def policy_changes(self) -> Path:
+        """The folder of changes of the policy, numbered from 1: ``policies/0001.json``."""
+        return self.root / "policies"
 
     @property
     def compiled_policy(self) -> Path:

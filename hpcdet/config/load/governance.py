@@ -1,0 +1,46 @@
+"""``governance`` in a config: its keys are references, or drawn at submission."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hpcdet.config.check.problems import Problem
+from hpcdet.store.config.resolved_config import GOVERNANCE_KEYS
+
+_FORMS = ("env", "file")
+_SECTION = "governance"
+
+
+def problems(values: dict[str, Any]) -> Iterator[Problem]:
+    """Yield what is wrong with references to keys; leave out what a submission has filled in.
+
+    A resolved config is a config: keys that were drawn for one experiment are drawn anew for the
+    next. No message holds a value, which may be the key itself.
+    """
+    section = values.get(_SECTION)
+    if isinstance(section, dict):
+        section = {name: given for name, given in section.items() if name != "digest"}
+        values[_SECTION] = section
+        for name in GOVERNANCE_KEYS:
+            given, key = section.get(name), f"{_SECTION}.{name}"
+            if given == {"stored": key}:
+                section.pop(name)
+            elif given is not None and not _is_reference(given):
+                section.pop(name)
+                hint = "{file: PATH} or {env: NAME}; leave it out, and one is drawn"
+                yield Problem(key, "expected a reference, not the key itself", hint)
+    data = values.get("data")
+    kept = data.get("secrets") if isinstance(data, dict) else None
+    for name in GOVERNANCE_KEYS:
+        if isinstance(kept, dict) and (key := f"{_SECTION}.{name}") in kept:
+            yield Problem(f"data.secrets.{key}", "the name is hpcdet's own", "take another name")
+
+
+def _is_reference(given: Any) -> bool:
+    return (
+        isinstance(given, dict)
+        and len(given) == 1
+        and next(iter(given)) in _FORMS
+        and isinstance(next(iter(given.values())), str)
+    )
