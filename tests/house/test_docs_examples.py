@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 import shlex
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 import yaml
 
 from hpcdet.cli import main
+from hpcdet.config.policy.compile_policy import compile_policy
 from tests import TOP
 from tests.commands import Cli
 from tests.house.test_docs import PAGES
@@ -108,7 +110,10 @@ def _examples() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("page", "text"), _examples())
 def test_configs_in_the_docs_are_valid(page: str, text: str, cli: Cli, tmp_path: Path) -> None:
     value = yaml.safe_load(text)
-    if SITE_KEYS & set(value):
+    if "apiVersion" in value:
+        compile_policy(text, page, datetime.date(2026, 1, 1))
+        return
+    if SITE_KEYS & set(value) or "capabilities" in value.get("governance", {}):
         file = tmp_path / "delta.yaml"
         file.write_text(yaml.safe_dump({"extends": "generic-slurm", **value}))
         cli("site", "show", file)
