@@ -7,7 +7,7 @@ unexport WORKERS
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
+.PHONY: demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-governance bench-gpu bench-search bench-search-tables bench-calibration clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -106,6 +106,9 @@ bench-meeting: setup  ## ranks that prove who they are beside torch's store and 
 
 bench-elastic: setup  ## what the same bits on any number of ranks cost: step time against DDP
 	$(PY) benchmarks/bench_elastic.py
+
+bench-governance: setup  ## what routing gradients by source costs: operators, modules run twice, one pass per source
+	$(PY) benchmarks/bench_governance.py
 
 bench-gpu: setup  ## NCCL, mixed precision, exact resume and saving on accelerators; exit code 3 without one
 	$(PY) benchmarks/bench_gpu.py

@@ -67,7 +67,10 @@ def _recompute(module: nn.Module, remembering: Callable[[], Around] | None) -> N
             **kwargs,
         )
 
-    module.forward = forward
+    if remembering is None and not any(True for _ in module.buffers()):
+        module.forward = forward
+    else:  # what is compiled cannot take a context along to its second run
+        module.forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
 
 
 class _AsBefore:

@@ -1,0 +1,227 @@
+"""``make bench-governance``: what routing gradients by source costs, in time of a step.
+
+A step is forward, loss and backward of one batch on one thread. Beside the plain model: routed by
+operators; with every module run twice, as those without an operator are; one backward pass per
+source; and gradients per sample (``torch.func.vmap``), masked and added up. Each source is denied
+half of the layers, and each layer denies one source at least; or, weighted, half of each gradient,
+so that no row is left out. All kinds take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+TOP = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
+
+import numpy as np  # noqa: E402
+import results  # noqa: E402
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.func import functional_call, grad, vmap  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from hpcdet.guard.routing import modules, oracle  # noqa: E402
+from hpcdet.guard.routing.layer_map import LayerMap  # noqa: E402
+from hpcdet.guard.routing.router import Router  # noqa: E402
+from hpcdet.policy.compiled import LayerGroup  # noqa: E402
+
+GOALS = {
+    "routed": {"mlp": 1.05, "cnn": 1.05, "transformer": 1.10},
+    "run twice": dict.fromkeys(("mlp", "cnn", "transformer"), 1.8),
+}
+SOURCES = (3, 8)
+LAYERS = 4
+ROUNDS = 15
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(512, 256), nn.Embedding(64, 256)
+        block = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+        self.blocks = nn.TransformerEncoder(block, 3, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(256), nn.Linear(256, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[1]).expand(x.shape)
+        found: torch.Tensor = self.head(self.norm(self.blocks(self.words(x) + self.places(places))))
+        return found
+
+
+def mlp() -> nn.Module:
+    layers: list[nn.Module] = []
+    for _ in range(5):
+        layers += [nn.Linear(512, 512), nn.LayerNorm(512), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(512, 10))
+
+
+def cnn() -> nn.Module:
+    layers: list[nn.Module] = []
+    for before, after in ((3, 32), (32, 64), (64, 64), (64, 128)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(8, after), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] if after > before else []
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 16, 10))
+
+
+Made = tuple[nn.Module, torch.Tensor, torch.Tensor]
+
+MODELS: dict[str, Callable[[], Made]] = {
+    "mlp": lambda: (mlp(), torch.randn(256, 512), torch.randint(0, 10, (256,))),
+    "cnn": lambda: (cnn(), torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))),
+    "transformer": lambda: (
+        Transformer(),
+        torch.randint(0, 512, (16, 64)),
+        torch.randint(0, 512, (16, 64)),
+    ),
+}
+
+
+def losses(y: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """The loss of each row, [rows]."""
+    found = functional.cross_entropy(y.flatten(0, -2), wanted.flatten(), reduction="none")
+    return found.reshape(len(wanted), -1).mean(1)
+
+
+def groups(model: nn.Module) -> list[LayerGroup]:
+    """Modules with parameters dealt to layers in the order of the model."""
+    owners = list(dict.fromkeys(name.rpartition(".")[0] for name, _ in model.named_parameters()))
+    parts = np.array_split(np.array(owners), LAYERS)
+    return [
+        LayerGroup(f"l{n}", "|".join(f"^{one}\\.[^.]+$" for one in part))
+        for n, part in enumerate(parts)
+    ]
+
+
+def matrix(sources: int) -> np.ndarray:
+    return np.array([[float((s + n) % 2 or s == n) for n in range(LAYERS)] for s in range(sources)])
+
+
+class Case:
+    """One model and a batch, and a step of each kind."""
+
+    def __init__(self, name: str, sources: int) -> None:
+        torch.manual_seed(0)
+        self.model, self.x, self.y = MODELS[name]()
+        self.codes = np.random.default_rng(0).integers(0, sources, len(self.x))
+        self.found = LayerMap.of(self.model, groups(self.model))
+        self.weights = self.found.weights(matrix(sources))
+        self.routed, self.router = self._attached(self.model)
+        with mock.patch.object(modules, "_native", return_value=None):
+            self.twice, self.twice_router = self._attached(self.model)
+
+    def _attached(self, model: nn.Module) -> tuple[nn.Module, Router]:
+        model, router = copy.deepcopy(model), Router()
+        for name in self.found.layers:
+            router.place(name)
+        modules.attach(model, self.found, router, self.found.layers)
+        return model, router
+
+    def steps(self) -> dict[str, Callable[[], None]]:
+        return {
+            "plain": lambda: self._step(self.model, contextlib.nullcontext()),
+            "routed": lambda: self._step(self.routed, self._rows(self.router)),
+            "weighted": lambda: self._step(self.routed, self._rows(self.router, least=0.5)),
+            "run twice": lambda: self._step(self.twice, self._rows(self.twice_router)),
+            "per source": self._per_source,
+            "per sample": self._per_sample,
+        }
+
+    @contextlib.contextmanager
+    def _rows(self, router: Router, least: float = 0.0) -> Iterator[None]:
+        rows = np.maximum(self.weights[self.codes], least)
+        with router.rows(rows, torch.device("cpu")), router.accounted():
+            yield
+
+    def _step(self, model: nn.Module, around: contextlib.AbstractContextManager[None]) -> None:
+        model.zero_grad()
+        with around:
+            losses(model(self.x), self.y).mean().backward()
+
+    def _per_source(self) -> None:
+        each = oracle.per_source(
+            self.model,
+            lambda part: losses(self.model(part[0]), part[1]),
+            (self.x, self.y),
+            self.codes,
+        )
+        oracle.combined(each, self.codes, self.weights, self.found)
+
+    def _per_sample(self) -> None:
+        def one(
+            parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
+        ) -> torch.Tensor:
+            return losses(functional_call(self.model, parameters, (x[None],)), y[None]).sum()
+
+        live = {name: p.detach() for name, p in self.model.named_parameters()}
+        found = vmap(grad(one), in_dims=(None, 0, 0))(live, self.x, self.y)
+        rows = torch.from_numpy(self.weights[self.codes]).float()
+        for parameter in self.found.parameters:
+            torch.tensordot(rows[:, parameter.layer], found[parameter.name], 1) / len(self.x)
+
+
+def timed(step: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    step()
+    return 1000 * (time.perf_counter() - begin)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--quick", action="store_true", help="one round: does it run?")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for name in MODELS:
+        for sources in SOURCES:
+            steps = Case(name, sources).steps()
+            for step in steps.values():
+                step()
+            times: dict[str, list[float]] = {kind: [] for kind in steps}
+            for _ in range(1 if given.quick else given.rounds):
+                for kind, step in steps.items():
+                    if kind == "per sample" and len(times[kind]) >= 3:  # of seconds each
+                        continue
+                    times[kind].append(timed(step))
+            rows += [row(name, sources, kind, times) for kind in steps if kind != "plain"]
+    for one in rows:
+        print(
+            f"{one['what']:<40}{one['ours']:>10.2f} ms{one['peer']:>10.2f} ms plain"
+            f"{one['ratio']:>8.2f}   {one['goal'] or ''}"
+        )
+    results.write("governance", rows)
+    return int(not given.quick and any(one["met"] is False for one in rows))
+
+
+def row(name: str, sources: int, kind: str, times: dict[str, list[float]]) -> results.Row:
+    """Ratios of the same round, so that what slows one slows the other."""
+    ratio = statistics.median(
+        mine / plain for mine, plain in zip(times[kind], times["plain"], strict=False)
+    )
+    goal = GOALS.get(kind, {}).get(name)
+    return {
+        "what": f"{name}, {sources} sources, {kind}",
+        "unit": "ms",
+        "ours": round(statistics.median(times[kind]), 3),
+        "peer": round(statistics.median(times["plain"]), 3),
+        "peer_name": "the plain model",
+        "ratio": round(ratio, 3),
+        "goal": goal,
+        "met": None if goal is None else ratio <= goal,
+        "runs": len(times[kind]),
+        "least_ours": round(min(times[kind]), 3),
+        "least_peer": round(min(times["plain"]), 3),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
