@@ -14,6 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdet.errors import ConfigError
+
+RESERVED = "gov."
+"""What metrics begin with that the governance of a policy measures, and nothing else reports."""
 EVER = sys.maxsize
 """A length behind every warm-up."""
 MOST = 1e300
@@ -31,6 +35,21 @@ def finite(value: Any) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+def refuse_reserved(metrics: Mapping[str, Any]) -> None:
+    """Refuse metrics of users' code that would pass for what governance measures.
+
+    Raises:
+        ConfigError: one is named so, whether there is a policy or not.
+    """
+    for name in metrics:
+        if str(name).startswith(RESERVED):
+            raise ConfigError(
+                f"metrics named {RESERVED}* are measured by governance, and no code may report one",
+                where=f"metric {name}",
+                hint=f"give it another name, as own_{str(name)[len(RESERVED) :]}",
+            )
 
 
 def loss(metrics: Mapping[str, Any], metric: str, smaller_is_better: bool) -> float | None:

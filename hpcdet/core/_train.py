@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.core.training import worth
+from hpcdet.goals import refuse_reserved
 from hpcdet.process.console import say
 from hpcdet.store.folder.records import value
 from hpcdet.store.fs import journal
@@ -69,7 +70,9 @@ class TrainContext:
 
         Raises:
             TypeError: a value that cannot be recorded, with its name.
+            ConfigError: a metric is named as those that governance measures: ``gov.`` and more.
         """
+        refuse_reserved(metrics)
         self.advance(steps_completed, metrics)
         if group == "validation":
             self.validation = (steps_completed, dict(metrics))

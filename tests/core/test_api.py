@@ -16,7 +16,7 @@ import torch
 
 from hpcdet import checkpoint, core
 from hpcdet import determined as det
-from hpcdet.errors import IntegrityError, NotFound, UsageError
+from hpcdet.errors import ConfigError, IntegrityError, NotFound, UsageError
 from hpcdet.process import entrypoint as entrypoints
 from hpcdet.process import signals
 from hpcdet.train.checkpoints.checkpointer import Keeper
@@ -103,6 +103,18 @@ def test_a_step_that_is_validated_after_it_was_saved(
         context.checkpoint.save({}, 2)
         context.train.report_validation_metrics(2, {"loss": 1.0})
     assert "step 2 was saved before it was validated" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("as_script")
+@pytest.mark.parametrize("group", ["training", "validation", "mine"])
+def test_nobody_reports_what_governance_measures(tmp_path: Path, group: str) -> None:
+    with core.init(checkpoint_storage=tmp_path) as context:
+        context.train.report_metrics(group, 1, {"governed": 1.0})
+        with pytest.raises(ConfigError, match="no code may report one") as refused:
+            context.train.report_metrics(group, 2, {"loss": 1.0, "gov.coverage": 1.0})
+        assert refused.value.where == "metric gov.coverage"
+        assert refused.value.hint.endswith("own_coverage")
+        assert context.train.units.batches == 1  # nothing of it counts
 
 
 @pytest.mark.usefixtures("as_script")

@@ -459,6 +459,20 @@ def test_a_trial_says_how_it_is_evaluated(tmp_path: Path) -> None:
         alone.train(Neither, tmp_path, 1)
 
 
+def test_a_trial_reports_nothing_that_governance_measures(tmp_path: Path) -> None:
+    class Praised(Line):
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
+            return {**super().evaluate_batch(batch, batch_idx), "gov.memorization": 0.0}
+
+    class Covered(Line):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            return {"loss": super().train_batch(batch, epoch_idx, batch_idx), "gov.coverage": 1.0}
+
+    for n, kind in enumerate((Praised, Covered)):
+        with pytest.raises(ConfigError, match=r"metrics named gov\.\* are measured by governance"):
+            alone.train(kind, tmp_path / str(n), 1)
+
+
 def test_a_parameter_that_would_not_be_saved_is_refused(tmp_path: Path) -> None:
     class Loose(Line):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:

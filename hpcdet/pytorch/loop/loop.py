@@ -16,6 +16,7 @@ from hpcdet.core import training
 from hpcdet.core.training import Cause
 from hpcdet.data.sample_order import Slice
 from hpcdet.errors import ConfigError
+from hpcdet.goals import refuse_reserved
 from hpcdet.process.console import say
 from hpcdet.pytorch.api.callback import PyTorchCallback, start_epoch
 from hpcdet.pytorch.api.context import PyTorchTrialContext
@@ -276,6 +277,7 @@ class Loop:
             metrics |= context.division.report()
             metrics |= context.reducers.reduced(training=True)
         context.reducers.reset(training=True)
+        refuse_reserved(metrics)
         self._session.report("training", units, metrics)
         for callback in self._callbacks.values():
             callback.on_training_workload_end(metrics, [])
@@ -298,6 +300,7 @@ class Loop:
             return self._leave
         self._progress.owed = False
         self._saves.changed = True
+        refuse_reserved(metrics)
         self._session.report("validation", units, metrics)
         metric = training.searcher_metric(self._session, metrics, units)
         if training.beats(self._session, metric, self._progress.best):
