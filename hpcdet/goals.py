@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hpcdet.errors import ConfigError
 
@@ -20,6 +20,7 @@ RESERVED = "gov."
 """What metrics begin with that the governance of a policy measures, and nothing else reports."""
 EVER = sys.maxsize
 """A length behind every warm-up."""
+Mode = Literal["soft", "hard", "stop"]
 MOST = 1e300
 """Bound of an excess: numbers that are added up and kept as JSON stay finite."""
 
@@ -77,7 +78,8 @@ class Constraint:
         tolerance: an excess over a bound up to this counts as met, and it is the unit of larger
             excesses; if it is 0 the unit is the bound's magnitude, or 1.
         warmup: shorter lengths, in the search's unit, are not judged.
-        hard: a trial that breaks it ends; otherwise it only ranks behind those that do not.
+        mode: what a trial that breaks it comes to: ``soft``: it ranks behind those that do not;
+            ``hard``: it ends; ``stop``: the experiment pauses, too, for its user to look at it.
     """
 
     metric: str
@@ -85,7 +87,7 @@ class Constraint:
     upper: float | None = None
     tolerance: float = 0.0
     warmup: int = 0
-    hard: bool = False
+    mode: Mode = "soft"
 
     def excess(self, metrics: Mapping[str, Any]) -> float | None:
         """Return by how many units it is broken, 0 or less if it is met; None as of ``finite``."""
@@ -96,6 +98,12 @@ class Constraint:
         over += [] if self.lower is None else [(self.lower - value, self.lower)]
         most = max((by - self.tolerance) / self._unit(bound) for by, bound in over)
         return min(max(most, -MOST), MOST)
+
+    def told(self, metrics: Mapping[str, Any]) -> str:
+        """The constraint beside the value of a report, for people."""
+        number = finite(metrics.get(self.metric))
+        said = str(metrics.get(self.metric)) if number is None else f"{number:g}"
+        return f"constraint {self}: {self.metric} is {said}"
 
     def _unit(self, bound: float) -> float:
         return self.tolerance or abs(bound) or 1.0
@@ -151,9 +159,9 @@ class Goals:
         return len(self.objectives) > 1
 
     @property
-    def hard(self) -> bool:
-        """True if breaking a constraint may end a trial."""
-        return any(one.hard for one in self.constraints)
+    def acts(self) -> bool:
+        """True if breaking a constraint may end a trial, or pause the experiment."""
+        return any(one.mode != "soft" for one in self.constraints)
 
     def standing(self, metrics: Mapping[str, Any], length: int) -> GoalStanding:
         """Return the value of a report. ``length``: of the training, in the search's unit."""
@@ -170,17 +178,17 @@ class Goals:
             found += [name for name in due if name not in metrics]
         return list(dict.fromkeys(found)) if found else found
 
-    def broken(self, metrics: Mapping[str, Any], length: int) -> str:
-        """Describe the hard constraint that a report breaks, and by how much; "" if none.
+    def broken(self, metrics: Mapping[str, Any], length: int, mode: Mode) -> Constraint | None:
+        """The first constraint of a mode that a report breaks; None if there is none.
 
         A metric that is NaN or infinite breaks it, one that is not there does not.
         """
         for one in self.constraints:
-            if one.hard and length >= one.warmup and one.metric in metrics:
+            if one.mode == mode and length >= one.warmup and one.metric in metrics:
                 excess = one.excess(metrics)
                 if excess is None or excess > 0:
-                    return f"constraint {one}: {one.metric} is {metrics[one.metric]:g}"
-        return ""
+                    return one
+        return None
 
 
 def goals(
@@ -201,5 +209,5 @@ def _constraint(plain: Mapping[str, Any]) -> Constraint:
         plain.get("upper"),
         plain.get("tolerance") or 0.0,
         next(iter(warmup.values())) if warmup else 0,
-        plain.get("mode") == "hard",
+        plain.get("mode") or "soft",
     )

@@ -75,7 +75,7 @@ def searcher(
     if asked.begin_from is not None:
         method = Heirs(method)
     goals = asked.goals
-    if not (asked.stopping or goals.hard):
+    if not (asked.stopping or goals.acts):
         return method
     if "wilcoxon" in asked.stopping and importlib.util.find_spec("scipy") is None:
         raise ConfigError(

@@ -256,7 +256,7 @@ class Cluster:
                 assert waiting == sorted(known[e[2]] for e in waiting)
 
 
-@pytest.mark.parametrize("mode", ["soft", "hard"])
+@pytest.mark.parametrize("mode", ["soft", "hard", "stop"])
 @pytest.mark.parametrize("rule", RULES)
 def test_every_search_comes_to_its_end_with_its_fronts_in_order(rule: str, mode: str) -> None:
     for seed, name in enumerate(("async_halving", "hyperband")):

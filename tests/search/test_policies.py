@@ -304,7 +304,7 @@ def test_a_constraint_that_a_trial_breaks_once_the_search_is_over_ends_it_once()
 
     until = Length("batches", 100)
     method = Hears(Independent(Space({"lr": 0.1}), 1), 1, until, 3, 3)
-    goals = Goals((Objective("loss"),), (Constraint("memory", upper=1.0, hard=True),))
+    goals = Goals((Objective("loss"),), (Constraint("memory", upper=1.0, mode="hard"),))
     target, limits = [("target", search_rules.TargetRule(0.1))], Limits(3, 3, until)
     run = Run(Supervised(method, target, "loss", goals=goals, limits=limits))
     run.give(Report(1, Length("batches", 10), {"loss": 0.1, "memory": 0.5}))

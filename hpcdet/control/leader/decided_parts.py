@@ -18,6 +18,7 @@ class SearcherPart(StateRecord):
         search: its state.
         shutdown: it has ended the search.
         asks: what it wants the user to look at; it gets no more events until ``resume``.
+        halts: trials save and leave until then, too; not in the JSON if they do not.
         unsaid: the user has changed the limits of the search, which it has not been told.
         longer: greatest lengths that it has been told instead of the config's, ascending.
         owed: actions that it wants after the last event, not recorded yet.
@@ -32,10 +33,14 @@ class SearcherPart(StateRecord):
     longer: list[int] = field(default_factory=list)
     owed: list[events.Action] = field(default_factory=list, metadata=PASSING)
     broken: str = field(default="", metadata=PASSING)
+    halts: bool = False
 
     def encode(self) -> dict[str, Any]:
         shutdown = codec.encode_action(self.shutdown) if self.shutdown else None
-        return {**super().encode(), "shutdown": shutdown}
+        found = {**super().encode(), "shutdown": shutdown}
+        if not self.halts:
+            del found["halts"]
+        return found
 
     def decode(self, value: Any) -> Self:
         found = super().decode(value)

@@ -110,6 +110,8 @@ class Decided(codec.StateRecord):
             return "stop", plan.why
         if plan.paused or (self.user.paused and not plan.alone):
             return "pause", BY_USER
+        if self.searcher.halts:
+            return "pause", self.searcher.asks
         if plan.searcher == "pause" and self.searcher.shutdown is not None:
             return "stop", "the search is over"
         if plan.searcher == "pause":
@@ -182,6 +184,8 @@ class Decided(codec.StateRecord):
                 self.searcher.shutdown = shutdown
             case events.Ask(why):
                 self.searcher.asks = why
+                self.searcher.halts = isinstance(action, events.Halt)
+                self.trials.touched |= self.trials.open if self.searcher.halts else set()
 
     def _settle(self, recorded: events.Action) -> None:
         """Drop a recorded action, and any that should precede it, from what is owed.
@@ -267,6 +271,7 @@ class Decided(codec.StateRecord):
             self.user.follows, self.user.after = [], []  # a user who resumes it wants it now
         if verb in ("resume", "retry"):
             self.jobs.halted = self.searcher.asks = ""
+            self.searcher.halts = False
             self.user.resumed_after = line.get("submissions", 0)
         self._change(line, verb, arguments)
 

@@ -33,7 +33,9 @@ def state_of(
     if decided.user.canceled:
         return "STOPPING", "canceled by its user", ""
     if decided.searcher.deaf:
-        return "PAUSED", decided.searcher.broken or decided.searcher.asks, "searcher"
+        leaving = running and decided.searcher.halts
+        state: ExperimentState = "STOPPING" if leaving else "PAUSED"
+        return state, decided.searcher.broken or decided.searcher.asks, "searcher"
     if decided.jobs.halted:
         return "PAUSED", decided.jobs.halted, "scheduler"
     if decided.alone:
@@ -46,7 +48,7 @@ def state_of(
         return "PAUSED", f"searcher {decided.method.name}: {_AIMLESS}", "searcher"
     begun = decided.state[0] not in ("", "PENDING")
     runs = bool(running) or any(place.phase == "running" for place in fleet.live)
-    state: ExperimentState = "RUNNING" if begun or runs else "PENDING"
+    state = "RUNNING" if begun or runs else "PENDING"
     if state == "PENDING" and demand.after:
         return state, f"waits for the end of {demand.after}", ""
     return state, "held by its user" if decided.user.held and not runs else "", ""

@@ -53,7 +53,8 @@ def provide(
     decided, waiting = holder.decided, demand.waiting
     if demand.after:
         return 0
-    if decided.user.canceled or (decided.user.paused and not decided.alone):
+    idle = decided.searcher.halts or (decided.user.paused and not decided.alone)
+    if decided.user.canceled or idle:
         _free(holder, fleet, demand.running)
         return 0
     holder.pace.unheeded_since = None

@@ -200,6 +200,8 @@ def _action_text(action: dict[str, Any]) -> str:
             return f"to go on{f' until {length}' if length else ''}{why}"
         case "ask":
             return f"asks its user{why}"
+        case "halt":
+            return f"pauses for its user to look at it{why}"
         case kind:
             return f"{kind}{why}"
 

@@ -27,6 +27,7 @@ ACTIONS: dict[str, type[events.Action]] = {
     "stop": events.Stop,
     "shutdown": events.Shutdown,
     "ask": events.Ask,
+    "halt": events.Halt,
 }
 _EVENT_NAMES: dict[type, str] = {kind: name for name, kind in EVENTS.items()}
 _ACTION_NAMES: dict[type, str] = {kind: name for name, kind in ACTIONS.items()}

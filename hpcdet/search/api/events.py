@@ -140,6 +140,11 @@ class Ask:
     why: str
 
 
+@dataclass(frozen=True)
+class Halt(Ask):
+    """As ``Ask``, and all trials save and leave until then."""
+
+
 Action = Create | Continue | Pause | Stop | Shutdown | Ask
 
 

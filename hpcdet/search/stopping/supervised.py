@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
-from hpcdet.goals import Goals
+from hpcdet.goals import RESERVED, Goals, Mode
 from hpcdet.search.api import codec
 from hpcdet.search.api.events import (
     Action,
@@ -15,6 +15,7 @@ from hpcdet.search.api.events import (
     Continue,
     Create,
     Event,
+    Halt,
     Limits,
     Method,
     Report,
@@ -60,6 +61,7 @@ class SupervisedState(codec.StateRecord):
         heard: the metric has been reported, or the user was asked about it.
         asked: trials and length that the search is to do; None, and not in the JSON, where an end
             by a rule stands.
+        shown: trials that the user was asked to look at, as keys; not in the JSON if there is none.
     """
 
     method: Any
@@ -70,12 +72,15 @@ class SupervisedState(codec.StateRecord):
     heard: bool = False
     asked: list[int | None] | None = None
     end: PolicyEnd | None = None
+    shown: dict[str, bool] = field(default_factory=dict)
 
     def encode(self) -> dict[str, Any]:
         found: dict[str, Any] = super().encode()
         found["policies"] = [codec.encode_state(own) for own in self.policies]
         if self.asked is None:
             del found["asked"], found["end"]
+        if not self.shown:
+            del found["shown"]
         return found
 
     def decode(self, value: Any) -> Self:
@@ -91,6 +96,7 @@ class SupervisedState(codec.StateRecord):
             heard=value["heard"],
             asked=value.get("asked"),
             end=None if end is None else PolicyEnd(**end),
+            shown=value.get("shown", {}),
         )
 
 
@@ -108,7 +114,9 @@ class Supervised:
     have not, as stopped), and then of the limits. If it wants no trial even so, the search stays
     ended by that policy.
 
-    A trial that breaks a hard constraint ends before anybody sees the report that says so.
+    A trial that breaks a hard constraint ends before anybody sees the report that says so. The
+    first report of a trial that breaks one of mode ``stop`` halts the experiment: once its user has
+    seen it and resumes the experiment, the trial goes on, behind those that break none.
 
     Attributes:
         slots: of each trial.
@@ -173,11 +181,10 @@ class Supervised:
 
     def _report(self, state: SupervisedState, report: Report) -> list[Action]:
         metrics, length = report.metrics, report.length.value
-        feasible = True
+        broken, feasible = self._broken(report, "hard"), True
+        if broken:
+            return [Stop(report.trial, broken), *self._end(state, report.trial, "violated")]
         if self.goals is not None:
-            broken = self.goals.broken(metrics, length)
-            if broken:
-                return [Stop(report.trial, broken), *self._end(state, report.trial, "violated")]
             feasible = self.goals.standing(metrics, length).feasible
         metric = metrics.get(self.metric)
         seen = RuleReport(
@@ -208,12 +215,33 @@ class Supervised:
                 state.end = PolicyEnd(by, gone, [codec.encode_event(report)], ends["search"])
             stops = [Stop(int(trial), ends["search"]) for trial in state.open]
             return [*stops, Shutdown(why=ends["search"])]
-        actions = [*self._tell(state, report), *asks]
+        actions = [*self._tell(state, report), *asks, *self._halt(state, report)]
         if not ends["trial"]:
             return actions
         others = [a for a in actions if not codec.concerns(a, report.trial)]
         ended = self._end(state, report.trial, "stopped")
         return [Stop(report.trial, ends["trial"]), *others, *ended]
+
+    def _broken(self, report: Report, mode: Mode) -> str:
+        """The constraint of a mode that a report breaks, and what shows it; "" if none."""
+        one = self.goals and self.goals.broken(report.metrics, report.length.value, mode)
+        if not one:
+            return ""
+        shown = ""
+        if one.metric.startswith(RESERVED):
+            from hpcdet.policy.metrics import evidence  # there is a policy, or somebody wrote it
+
+            shown = evidence(one.metric, report.metrics)
+        return one.told(report.metrics) + (f" ({shown})" if shown else "")
+
+    def _halt(self, state: SupervisedState, report: Report) -> list[Action]:
+        if str(report.trial) in state.shown:
+            return []
+        broken = self._broken(report, "stop")
+        if not broken:
+            return []
+        state.shown[str(report.trial)] = True
+        return [Halt(f"trial {report.trial} breaks {broken}")]
 
     def _keep(self, state: SupervisedState, event: Report | SegmentEnd) -> None:
         """Remember an event of a trial after a rule has ended the search, which may be undone."""
@@ -224,8 +252,8 @@ class Supervised:
         if violated in end.told:
             return  # it has ended for the searcher
         kept: Event = event
-        if self.goals is not None and isinstance(event, Report):
-            broken = self.goals.broken(event.metrics, event.length.value)
+        if isinstance(event, Report):
+            broken = self._broken(event, "hard")
             kept = SegmentEnd(event.trial, "violated") if broken else event
         end.told.append(codec.encode_event(kept))
 

@@ -57,8 +57,11 @@ class Constraint:
     """Beyond a bound by as much still keeps it; also the unit in which what goes further counts."""
     warmup: Length | None = None
     """Not before this length."""
-    mode: Literal["soft", "hard"] = "soft"
-    """soft: trials that break it rank behind those that do not; hard: they end."""
+    mode: Literal["soft", "hard", "stop"] = "soft"
+    """soft: trials that break it rank behind those that do not; hard: they end; stop: the
+    experiment pauses, too, until its user has looked at it and resumes it."""
+    origin: Annotated[Literal["policy"] | None, Key(sparse=True)] = None
+    """policy: the experiment's policy asks for it; filled in when the experiment is made."""
 
 
 @dataclass(frozen=True)
