@@ -132,7 +132,7 @@ def test_a_memorizer_is_pruned_with_evidence_though_its_loss_is_the_best() -> No
 
 
 def test_a_stop_halts_the_experiment_once_for_each_trial() -> None:
-    places = {"num_rungs": 2, "max_trials": 3, "max_concurrent_trials": 3}
+    places: dict[str, Any] = {"num_rungs": 2, "max_trials": 3, "max_concurrent_trials": 3}
     run = Run(make(constraints=gate("stop"), **places))
     assert run.report(1, 3, loss=0.1, **governed(notes=twins_of(75))) == ["Pause 1", "Halt"]
     why = run.last[-1].why
