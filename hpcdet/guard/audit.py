@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from hpcdet.errors import HpcdetError
 from hpcdet.guard.guard import Guard
 from hpcdet.guard.probing import probes
 from hpcdet.guard.probing.gradients import Norms, norms
 from hpcdet.guard.probing.probe import Codes, Probe
+from hpcdet.guard.probing.watching import eagerly
 from hpcdet.guard.routing.oracle import take
 from hpcdet.policy.codes import PolicyRefused
 
@@ -54,7 +56,7 @@ def audit(guard: Guard, batch: Any, loss: Callable[[Any], torch.Tensor]) -> Find
     if codes is None or not (codes < guard.kinds.absent).any():
         return None
     rows = _few(codes, guard.kinds.absent)
-    with _explained(), steady(guard.models):
+    with _explained(), eagerly(), steady(guard.models):
         probe = Probe(
             router=guard.router,
             models=guard.models,
@@ -101,7 +103,8 @@ def _few(codes: Codes, absent: int) -> Codes:
 
 def _part(batch: Any, rows: Codes, length: int) -> Any:
     found = take(batch, rows, length)
-    if len(rows) < length and found is batch:
+    pairs = zip(tree_leaves(found), tree_leaves(batch), strict=True)
+    if len(rows) < length and all(part is whole for part, whole in pairs):
         raise TypeError(f"a {type(batch).__name__} cannot be divided by rows")
     return found
 

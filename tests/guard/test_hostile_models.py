@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.prune import l1_unstructured
 from torch.utils.checkpoint import checkpoint
 
 from hpcdet.guard.routing import oracle
@@ -214,16 +215,34 @@ def test_an_extra_run_leaves_buffers_and_random_numbers_as_one_run_does() -> Non
 
 
 def test_a_weight_that_a_hook_computes_is_refused_where_no_operator_takes_it() -> None:
-    model = nn.Sequential(nn.utils.weight_norm(nn.PReLU(4)))
-    with pytest.raises(PolicyRefused, match=r"P08: the weight of 0 is computed by a hook"):
-        attached(model, DENIED, EVERYTHING)
+    one, other = nn.utils.weight_norm(nn.PReLU(4)), l1_unstructured(Scaled(), "scale", 0.5)
+    for module in (one, other):
+        with pytest.raises(PolicyRefused, match=r"P08: the weight of 0 is computed by a hook"):
+            attached(nn.Sequential(module), DENIED, EVERYTHING)
+
+
+def test_pruned_weights_are_routed() -> None:
+    model = nn.Sequential(l1_unstructured(nn.Linear(4, 4), "weight", 0.5))
+    router, found = attached(model, DENIED, EVERYTHING)
+    x = torch.randn(ROWS, 4)
+    got = gradients(model, router, x, found.weights(DENIED)[[1] * ROWS])
+    assert not any(one.any() for one in got.values())
+    got = gradients(model, router, x, found.weights(DENIED)[[0] * ROWS])
+    assert got["0.weight_orig"].count_nonzero() == 8
+
+
+def test_scripted_modules_are_refused() -> None:
+    example = torch.randn(2, 4)
+    for one in (torch.jit.script(nn.Linear(4, 4)), torch.jit.trace(nn.Linear(4, 4), example)):
+        with pytest.raises(PolicyRefused, match="P08: 0 has a forward that its class does not"):
+            attached(nn.Sequential(one), DENIED, EVERYTHING)
 
 
 def test_a_forward_of_a_module_and_not_of_its_class_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     original = model[0].forward
     model[0].forward = lambda x: original(x)
-    with pytest.raises(PolicyRefused, match="P08: 0 has a forward that was set"):
+    with pytest.raises(PolicyRefused, match="P08: 0 has a forward that its class does not"):
         attached(model, DENIED, EVERYTHING)
 
 

@@ -195,6 +195,18 @@ def test_clean_models_pass_and_are_as_before(name: str) -> None:
     assert all(grad is not None and bool(grad.eq(1).all()) for grad in grads)
 
 
+def test_mixed_precision_is_no_wrong_routing() -> None:
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return cross_entropy(model, batch)
+
+    one = probe(Net(), loss)
+    probes.check(one)
+    one.router.off = True
+    with pytest.raises(HpcdetError, match="G123"):
+        probes.as_the_oracle(one)
+
+
 def only(one: Probe, number: int) -> list[str]:
     """The codes that the first ``number`` probes, and that probe alone, refuse with."""
     found = []

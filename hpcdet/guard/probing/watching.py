@@ -63,6 +63,15 @@ class ForwardPass:
 
     calls: dict[tuple[str, int], Call] = field(default_factory=dict)
 
+    @property
+    def rounds(self) -> bool:
+        """True if something is computed in 16 bits."""
+        return any(
+            one.is_floating_point() and one.element_size() == 2
+            for call in self.calls.values()
+            for one in call.gave
+        )
+
     def outputs(self, models: Sequence[nn.Module]) -> list[torch.Tensor]:
         """What these modules gave that gradients flow through."""
         return [
@@ -92,15 +101,18 @@ def watching(models: Sequence[nn.Module]) -> Iterator[ForwardPass]:
         for name, module in model.named_modules():
             watch(name or (f"model {number}" if number else "the model"), module)
     try:
-        with _eagerly():
+        with eagerly():
             yield watched
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _eagerly() -> contextlib.AbstractContextManager[object]:
-    """No compiled code, whose modules call no hooks; before torch 2.6 hooks compile it again."""
+def eagerly() -> contextlib.AbstractContextManager[object]:
+    """No compiled code: its modules call no hooks, and it would be compiled for small batches.
+
+    Before torch 2.6 there is no such way, and it is.
+    """
     if hasattr(torch.compiler, "set_stance"):
         stance: contextlib.AbstractContextManager[object]
         stance = torch.compiler.set_stance("force_eager")

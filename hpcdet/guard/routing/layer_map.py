@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import UninitializedParameter
 
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import LayerGroup, Matrix
@@ -59,13 +60,14 @@ class LayerMap:
         """Find the layer of each parameter that requires gradients.
 
         Raises:
-            PolicyRefused: one is in no layer (P02) or in two (P03).
+            PolicyRefused: one is in no layer (P02), in two (P03), or has no shape yet (P08).
         """
         found: list[GovernedParameter] = []
         layers = [one.id for one in policy_layers]
         groups: list[tuple[int, ...]] = [(place,) for place in range(len(policy_layers))]
         matches = [re.compile(one.match) for one in policy_layers]
         for names, parameter in _named(model):
+            _refuse_lazy(names[0], parameter)
             obeyed = tuple(sorted({_place(name, policy_layers, matches) for name in names}))
             if obeyed not in groups:
                 groups.append(obeyed)
@@ -111,6 +113,16 @@ class LayerMap:
             f"the model has other layers than the checkpoint: {differs}",
             where="checkpoint",
             hint="a mask would reach the wrong layer: go on with the code that made the checkpoint",
+        )
+
+
+def _refuse_lazy(name: str, parameter: torch.nn.Parameter) -> None:
+    if isinstance(parameter, UninitializedParameter):
+        raise PolicyRefused(
+            "P08",
+            f"parameter {name} has no shape before the first batch",
+            where="model",
+            hint="give lazy modules their sizes, or call the model once before it is wrapped",
         )
 
 

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -31,6 +32,10 @@ Places = dict[str, int]
 
 _WHOLE = (nn.MultiheadAttention, nn.RNNBase)
 """Modules that use their children's parameters themselves; parametrized ones do, too."""
+
+
+_HOOKS = (BasePruningMethod, SpectralNorm, WeightNorm)
+"""Hooks that compute a weight from parameters before the forward."""
 
 
 def attach(model: nn.Module, layers: LayerMap, router: Router, closed: Iterable[str]) -> list[str]:
@@ -99,12 +104,12 @@ def _exchange(module: nn.Module, name: str, own: Places, router: Router) -> bool
     Raises:
         PolicyRefused: its forward, weight or gradient is not what its class makes it (P08).
     """
-    if "forward" in module.__dict__:
+    if "forward" in module.__dict__ or isinstance(module, torch.jit.ScriptModule):
         raise PolicyRefused(
             "P08",
-            f"{name} has a forward that was set on the module and not by its class",
+            f"{name} has a forward that its class does not define",
             where="model",
-            hint="wrap the model before other code changes it, or make a class of this module",
+            hint="wrap the model before other code changes its modules, and do not script them",
         )
     table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
     if table and (module.sparse or module.scale_grad_by_freq or module.max_norm is not None):
@@ -117,12 +122,12 @@ def _exchange(module: nn.Module, name: str, own: Places, router: Router) -> bool
     forward = _native(module, own)
     twice = forward is None
     hooks = module._forward_pre_hooks.values()
-    if twice and any(isinstance(one, WeightNorm | SpectralNorm) for one in hooks):
+    if twice and any(isinstance(one, _HOOKS) for one in hooks):
         raise PolicyRefused(
             "P08",
             f"the weight of {name} is computed by a hook, outside of its forward",
             where="model",
-            hint="use weight_norm or spectral_norm of torch.nn.utils.parametrizations",
+            hint="use torch.nn.utils.parametrizations, or a module that torch itself offers",
         )
     module.__dict__["_routed"] = (router, own, name)
     kind: Any = type(module)

@@ -5,6 +5,7 @@ Slow, and exact for any model whose rows do not mix. Probes and tests compare wi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -43,6 +44,11 @@ def _take(one: Any, rows: NDArray[np.int64], length: int) -> Any:
         return one[torch.from_numpy(rows).to(one.device)] if fits else one
     if isinstance(one, np.ndarray):
         return one[rows] if one.ndim and len(one) == length else one
+    if isinstance(one, Mapping):  # of a class that torch does not know, such as a tokenizer's
+        parts = copy.copy(one)
+        for key in one:
+            parts[key] = take(one[key], rows, length)  # type: ignore[index]
+        return parts
     return [one[row] for row in rows] if isinstance(one, list) else one
 
 
