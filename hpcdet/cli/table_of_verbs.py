@@ -70,6 +70,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
     ),
     "Artefacts": (
         Verb("ckpt", "artefacts.ckpt", "List, verify, export, pin and remove checkpoints."),
+        Verb("policy", "artefacts.policy", "Check, compile, show and report on policies."),
         Verb("move", "artefacts.folders", "Move an experiment's folder."),
         Verb("archive", "artefacts.folders", "Pack an ended experiment into one file."),
         Verb("rm", "artefacts.folders", "Remove ended experiments."),

@@ -100,11 +100,21 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
         "verdicts": [row for row in status.trials if row.parent or row.trial in decided],
         "front": fronts.front(gathered),
         "charts": curves.charts(gathered),
+        "governed": _governed(gathered),
         "checkpoints": checkpoints,
         "failures": list(_failures(gathered, attempts)),
         "config": resolved_config.dump(data_secrets.hidden(gathered.config.raw)).decode(),
         "provenance": _provenance(gathered.provenance),
     }
+
+
+def _governed(gathered: Gathered) -> Sequence[Any]:
+    """What the policy has let trials learn from; nothing without one."""
+    if gathered.config.governance is None:
+        return ()
+    from hpcdet.read.views.governance import governance
+
+    return governance(gathered)
 
 
 def _notes(status: StatusView, attempts: Sequence[AttemptView]) -> Iterator[str]:
