@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,6 +118,14 @@ class Guard:
     def layers(self) -> tuple[str, ...]:
         """Names of the layers of all models, those of tied parameters last."""
         return tuple(self.router.layers)
+
+    def sizes(self) -> dict[str, int]:
+        """How many numbers the parameters of each layer are, over all models."""
+        found = dict.fromkeys(self.layers, 0)
+        for layers in self.maps:
+            for one in layers.parameters:
+                found[layers.layers[one.layer]] += math.prod(one.shape)
+        return found
 
     def _spread(self) -> None:
         """Bring the weights of kinds of rows to the layers of the models."""

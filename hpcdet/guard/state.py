@@ -94,6 +94,7 @@ class GovernanceState:
             "rows": guard.exposure.encode()["rows"],
             "dropped": guard.exposure.dropped,
             "complete": self.complete,
+            "parameters": guard.sizes(),
         }
 
     def load(

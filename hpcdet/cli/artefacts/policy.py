@@ -16,10 +16,9 @@ _REPORT = (
     Column("STEP", "step", right=True),
     Column("ASSURANCE", "assurance", cut=False),
     Column("VIOLATIONS", "violations", right=True),
-    Column("CONFORMANCE", "conformance", right=True),
-    Column("ADMISSION", "admission", right=True),
+    Column("CONFORMS", "conformance", right=True),
+    Column("ADMITTED", "admission", right=True),
     Column("PROBES", lambda row: len(row.measured), right=True),
-    Column("CHECKS", lambda row: len(row.checks), right=True),
     Column("ROLLBACKS", lambda row: len(row.rollbacks), right=True),
 )
 

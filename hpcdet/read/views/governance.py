@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,8 +138,8 @@ def _view(trial: GatheredTrial, policy: CompiledPolicy) -> GovernanceView:
         for line in attempt.of_kind("governance")
     ]
     measured = [_measured(line) for _, line in lines if line.get("event") == "probe"]
-    found = [_conforms(one, policy) for one in measured]
-    least = [one for each in found for one in each[0] if one is not None]
+    found = [_conforms(one, policy, block.get("parameters", {})) for one in measured]
+    least = [one for each in found for one in each[0] if not math.isnan(one)]
     return GovernanceView(
         trial=trial.number,
         step=step,
@@ -149,11 +150,11 @@ def _view(trial: GatheredTrial, policy: CompiledPolicy) -> GovernanceView:
         matrix=matrix,
         exposure=exposure,
         rows=rows,
-        coverage=measures.coverage(exposure, [False] * len(sources)),
-        admission=(total - dropped) / total if total else None,
+        coverage=_known(measures.coverage(exposure, [False] * len(sources)).tolist()),
+        admission=measures.admission(total - dropped, dropped) if total else None,
         conformance=min(least, default=None),
         violations=sum(each[1] for each in found) if measured else None,
-        entropy=measures.exposure_entropies(exposure),
+        entropy=_known(measures.source_entropy(exposure).tolist()),
         memorization=None,
         complete=bool(block.get("complete", True)),
         measured=measured,
@@ -181,14 +182,20 @@ def _measured(line: Mapping[str, Any]) -> MeasuredView:
     return MeasuredView(line["step"], line["sources"], line["layers"], line["on"], line["off"])
 
 
-def _conforms(one: MeasuredView, policy: CompiledPolicy) -> tuple[list[float | None], int]:
+def _conforms(
+    one: MeasuredView, policy: CompiledPolicy, sizes: Mapping[str, int]
+) -> tuple[list[float], int]:
     """Conformance of each kind of rows in a probe, and its violations."""
     weights = [_weights(kind, one.layers, policy) for kind in one.sources]
-    triples = zip(one.routed, one.unrouted, weights, strict=True)
-    return (
-        [measures.conformance(on, off, row) for on, off, row in triples],
-        measures.violations(one.routed, weights),
-    )
+    counts = [sizes.get(layer, 1) for layer in one.layers]
+    found = measures.conformance(one.routed, one.unrouted, weights, counts)
+    denied = zip(weights, one.routed, strict=True)
+    leaks = sum(w == 0 and norm != 0 for row in denied for w, norm in zip(*row, strict=True))
+    return found.tolist(), leaks
+
+
+def _known(values: Iterable[float]) -> list[float | None]:
+    return [None if math.isnan(one) else one for one in values]
 
 
 def _weights(kind: str, layers: Sequence[str], policy: CompiledPolicy) -> list[float]:

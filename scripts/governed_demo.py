@@ -1,0 +1,103 @@
+"""``make governed-demo``: three sources, one policy, two ranks, one of them killed on the way.
+
+Prints which source reached which layer: what was counted, and what was measured on live batches,
+with routing and without. Exit code 0 only if each denied pair of source and layer was measured as
+exactly 0, the same pair is not 0 without routing, and the killed run came back by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+TOP = Path(__file__).resolve().parent.parent
+PATIENCE_S = 300
+
+
+def main() -> int:
+    """Submit, kill a rank, wait, report; 1 if something of the above was not so."""
+    environment = os.environ | {"HPCDET_ROOT": str(TOP / ".demo")}
+    hpcdet = Path(sys.executable).with_name("hpcdet")
+
+    def call(*argv: object) -> str:
+        text = [str(one) for one in argv]
+        done = subprocess.run([hpcdet, *text], env=environment, stdout=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            sys.exit(done.returncode)
+        return done.stdout
+
+    config = TOP / "examples" / "governed" / "governed.yaml"
+    name = call("submit", config, "--site", "local", "--set", "checkpoint_every_s=0.2", "-o", "id")
+    experiment = name.strip()
+    folder = TOP / ".demo" / experiment
+    print(f"{experiment}: killing a rank as soon as there is a checkpoint", file=sys.stderr)
+    killed = _kill_a_rank(folder)
+    call("wait", experiment)
+    sys.stdout.write(call("policy", "report", experiment))
+    call("report", experiment, "-o", TOP / "report.html")
+    [trial] = json.loads(call("policy", "report", experiment, "-o", "json"))["items"]
+    problems = [*_problems(trial), *([] if killed else ["no rank could be killed in time"])]
+    for one in problems:
+        print(f"not shown: {one}", file=sys.stderr)
+    print(f"\nThe experiment is in {folder}; open report.html#governance.", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _kill_a_rank(folder: Path) -> bool:
+    """SIGKILL one rank of the first attempt once it has a checkpoint after the first step."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        steps = [int(one.name[:8]) for one in folder.glob("trials/0001/checkpoints/[0-9]*.g1")]
+        ranks = _ranks(folder.name)
+        if max(steps, default=0) > 0 and ranks:
+            time.sleep(0.2)  # so that steps after the checkpoint are lost
+            os.kill(ranks[-1], signal.SIGKILL)
+            return True
+        if (folder / "trials/0001/attempts/1/end.json").exists():
+            return False
+        time.sleep(0.02)
+    return False
+
+
+def _ranks(experiment: str) -> list[int]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            argv = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if "hpcdet.attempt" in argv and any(experiment in one for one in argv):
+            found.append(int(process.name))
+    return sorted(found)
+
+
+def _problems(trial: dict[str, Any]) -> list[str]:
+    """What of the promise the report does not show."""
+    found = []
+    if trial["violations"] != 0 or not trial["measured"]:
+        found.append(f"{trial['violations']} violations in {len(trial['measured'])} probes")
+    matrix = dict(zip(trial["sources"], trial["matrix"], strict=True))
+    for probe in trial["measured"]:
+        for source, on, off in zip(
+            probe["sources"], probe["routed"], probe["unrouted"], strict=True
+        ):
+            for layer, weight, with_it, without in zip(
+                probe["layers"], matrix[source], on, off, strict=True
+            ):
+                if weight == 0 and (with_it != 0 or without == 0):
+                    found.append(f"{source} in {layer}: {with_it}, without routing {without}")
+    if not trial["rollbacks"] and not trial["checks"]:
+        found.append("no attempt went on from a checkpoint")
+    if any(one["outcome"] != "passed" for one in trial["checks"]):
+        found.append("a check of the resume did not pass")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
