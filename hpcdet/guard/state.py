@@ -135,7 +135,7 @@ class GovernanceState:
         self.complete = bool(state["complete"])
         exposure = Exposure.decode(state["exposure"])
         if inherited:
-            self.begun, self.inherited = records, exposure
+            self.begun, self.inherited = records, Exposure.decode(state["exposure"])
         else:
             self.begun, self.inherited = state["begun"], Exposure.decode(state["inherited"])
             checks += self._exposure(exposure, state, records, order)

@@ -55,8 +55,8 @@ ACTS = {
 }
 """Commands that act, on two of the experiments."""
 
-ELSEWHERE = {"fork", "ckpt.digest", "ckpt.verify"}
-"""What needs a search that ran, or a checkpoint: tests of control and of checkpoints run them."""
+ELSEWHERE = {"fork", "ckpt.digest", "ckpt.verify", "policy.report"}
+"""What needs a search that ran, a checkpoint or a policy: tests of these run them."""
 
 
 def test_what_verbs_print_is_valid_by_their_schemas(
