@@ -135,6 +135,48 @@ class First(nn.Module):
         return self.two(x)[0]
 
 
+class Channels(nn.Module):
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.tanh(self.inside(x.reshape(-1, 2, ROWS // 2)))
+        return found
+
+
+class Recurrent(nn.Module):
+    def __init__(self, inside: nn.RNNBase) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out, state = self.inside(x.reshape(len(x), -1, 3))
+        last = state[0] if isinstance(state, tuple) else state
+        joined: torch.Tensor = out.sum(1)[:, :4] + 2 * last[-1]
+        return joined
+
+
+class Bags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.EmbeddingBag(7, 4, mode="max")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.inside((x * 3).long().abs() % 7)
+        return found
+
+
+class Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Bilinear(ROWS, ROWS, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.inside(x, x**2)
+        return found
+
+
 def stack(*modules: nn.Module) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(*(copy.deepcopy(one) for one in modules))
 
@@ -154,6 +196,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "orthogonal": lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(ROWS, 4))),
     "weight norm by a hook": lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(ROWS, 4))),
     "bilinear": Bilinear,
+    "instance norm": lambda: nn.Sequential(Channels(nn.InstanceNorm1d(2, affine=True))),
+    "batch norm in eval mode": lambda: nn.Sequential(Channels(nn.BatchNorm1d(2).eval())),
+    "prelu": stack(nn.Linear(ROWS, 4), nn.PReLU(4)),
+    "lstm": lambda: nn.Sequential(Recurrent(nn.LSTM(3, 4, batch_first=True, bidirectional=True))),
+    "gru of two layers": lambda: nn.Sequential(Recurrent(nn.GRU(3, 4, 2, batch_first=True))),
+    "bags": lambda: nn.Sequential(Bags()),
+    "two inputs": lambda: nn.Sequential(Pairs()),
+    "depthwise": lambda: nn.Sequential(Channels(nn.Conv1d(2, 4, 2, groups=2, padding="same"))),
+    "transposed": lambda: nn.Sequential(Channels(nn.ConvTranspose1d(2, 2, 2, output_padding=0))),
 }
 
 
@@ -368,6 +419,21 @@ def test_what_has_no_tokens_takes_the_least_of_a_rows_tokens() -> None:
     assert all(torch.equal(got[key], one) for key, one in least.items())
     with pytest.raises(PolicyRefused, match="P12"):
         gradients(model, router, torch.randn(ROWS + 1, 4).double(), weights[codes])
+
+
+def test_a_module_of_two_models_is_routed_once_and_in_one_layer() -> None:
+    shared = nn.Linear(4, 4)
+    one, other = nn.Sequential(shared), nn.Sequential(nn.Linear(4, 4), shared)
+    router, _ = attached(one, DENIED, EVERYTHING)
+    kind = type(shared)
+    places = LayerMap.of(other, EVERYTHING)
+    attach(other, places, router, places.layers)
+    assert type(shared) is kind
+    apart = LayerMap.of(other, [LayerGroup("new", "^0"), LayerGroup("all", "^1")])
+    attach(other, apart, router, apart.layers[1:])
+    swapped = LayerMap.of(other, [LayerGroup("all", "^0"), LayerGroup("new", "^1")])
+    with pytest.raises(PolicyRefused, match="P03: 1 is 0 of another model"):
+        attach(other, swapped, router, swapped.layers)
 
 
 def test_classes_keep_their_names_and_copies_their_routes() -> None:

@@ -104,6 +104,8 @@ def _exchange(module: nn.Module, name: str, own: Places, router: Router) -> bool
     Raises:
         PolicyRefused: its forward, weight or gradient is not what its class makes it (P08).
     """
+    if "_routed" in module.__dict__:
+        return _again(module, name, own)
     if "forward" in module.__dict__ or isinstance(module, torch.jit.ScriptModule):
         raise PolicyRefused(
             "P08",
@@ -133,6 +135,23 @@ def _exchange(module: nn.Module, name: str, own: Places, router: Router) -> bool
     kind: Any = type(module)
     module.__class__ = _routed_class(kind, forward or bounded)
     return twice
+
+
+def _again(module: nn.Module, name: str, own: Places) -> bool:
+    """A module of two models is routed once.
+
+    Raises:
+        PolicyRefused: it is in different layers of them (P03).
+    """
+    _, before, other = module.__dict__["_routed"]
+    if own != before:
+        raise PolicyRefused(
+            "P03",
+            f"{name} is {other} of another model, too, and in other layers there",
+            where="model",
+            hint="put the module into the same layers under both names",
+        )
+    return False
 
 
 @functools.cache
