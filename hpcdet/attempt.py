@@ -26,7 +26,7 @@ from hpcdet.process.ranks import Ranks  # noqa: E402
 from hpcdet.store.config import resolved_config  # noqa: E402
 from hpcdet.store.folder import held_folder, scratch  # noqa: E402
 from hpcdet.store.fs import files  # noqa: E402
-from hpcdet.train.attempt import script_process  # noqa: E402
+from hpcdet.train.attempt import node_proof, script_process  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -81,6 +81,7 @@ def run(place: AttemptLocation, *, hurried: bool = False) -> int:
     try:
         assert place.experiment is not None
         asked = resolved_config.load(place.experiment.config)
+        node_proof.require(place.experiment, asked)  # before anything of the user's is imported
         determined_imports.offer(asked.compat.determined)
         entrypoint = parse(asked.entrypoint)
         if hurried and entrypoint.kind != "class":

@@ -49,6 +49,7 @@ def rehearse(experiment: Path, trial: int, run: Run) -> int:
         shutil.copy(source.config, copy.config)
         for own, theirs in (
             (copy.secrets, source.secrets),
+            (copy.site, source.site),
             (copy.policy, source.policy),
             (copy.compiled_policy, source.compiled_policy),
         ):

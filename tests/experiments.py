@@ -229,14 +229,18 @@ def fake_python(folder: Path) -> str:
 
 
 def submit(
-    values: Mapping[str, Any], root: Path, site: Site, model: Path | None = None
+    values: Mapping[str, Any],
+    root: Path,
+    site: Site,
+    model: Path | None = None,
+    policy: PolicyText | None = None,
 ) -> ExperimentPaths:
     """Make an experiment and turn the crank once, as ``hpcdet submit`` does."""
     if model is None:
         model = root.parent / "empty-model"
         model.mkdir(exist_ok=True, mode=0o700)
     begin = begin_from.look(resolve(values), root)
-    paths = create.create(Plain(values, {}), site, model, root, begin=begin)
+    paths = create.create(Plain(values, {}, policy), site, model, root, begin=begin)
     turn(paths)
     return paths
 

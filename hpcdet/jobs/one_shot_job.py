@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcdet.errors import HpcdetError, StillPending, Unavailable
 from hpcdet.jobs.script import launch, render, submission
@@ -33,6 +34,9 @@ from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
 from hpcdet.store.fs import files
 from hpcdet.store.fs.json_record import JsonRecord
+
+if TYPE_CHECKING:
+    from hpcdet.policy.compiled import CompiledPolicy
 
 _LOOK_S = 0.1
 _REMOVE_S = 5.0
@@ -82,7 +86,12 @@ def folder(root: Path) -> Iterator[Path]:
 
 
 def run(
-    place: Path, site: Site, experiment: Resolved, argv: Sequence[str], timeout_s: float
+    place: Path,
+    site: Site,
+    experiment: Resolved,
+    argv: Sequence[str],
+    timeout_s: float,
+    policy: CompiledPolicy | None = None,
 ) -> tuple[CommandResult, str]:
     """Run a command in a job of one task, and wait for it.
 
@@ -90,6 +99,7 @@ def run(
         place: a ``folder``; the command starts there.
         experiment: whose resources, environment and options the job gets.
         timeout_s: for all of it, the queue included.
+        policy: whose nodes the job asks for, if the experiment is governed.
 
     Returns:
         The answer, and everything that the command printed.
@@ -105,7 +115,7 @@ def run(
     once = site.changed({"capabilities": capabilities}, {})
     python = experiment.environment.python or site.python or sys.executable
     command = [python, "-Pm", "hpcdet.jobs.one_shot_job", str(place), *argv]
-    text = render.render(experiment, once, intent, paths, command=command)
+    text = render.render(experiment, once, intent, paths, command=command, policy=policy)
     files.write_once(paths.site, load_site.dump(once))
     wanted = {"environment": dataclasses.asdict(experiment.environment)}
     files.write_once(place / _VARIABLES, resolved_config.dump(wanted))

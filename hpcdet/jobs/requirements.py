@@ -16,8 +16,8 @@ from hpcdet.policy.codes import PolicyRefused
 from hpcdet.schedulers.common.base import NodeGroup
 from hpcdet.site.governance import NodeCapability, PbsNodes, SiteGovernance, SlurmNodes
 from hpcdet.site.models import Site, Value
+from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.fs import files
 
 if TYPE_CHECKING:
     from hpcdet.policy.compiled import CompiledPolicy
@@ -76,20 +76,18 @@ def of_policy(policy: CompiledPolicy, site: Site) -> NodeRequest | None:
     return _slurm(names, known, site)
 
 
-def of_experiment(paths: ExperimentPaths, site: Site) -> NodeRequest | None:
+def of_experiment(experiment: Resolved, paths: ExperimentPaths, site: Site) -> NodeRequest | None:
     """Return what jobs of an experiment ask for; None without a policy that requires nodes.
 
     Raises:
         PolicyRefused: as ``of_policy``.
-        GovernanceBroken: its policy is damaged.
+        GovernanceBroken: its policy is gone, damaged, or another one.
     """
-    if not paths.compiled_policy.exists():
+    if experiment.governance is None:
         return None
-    from hpcdet.policy.compiled import CompiledPolicy  # it needs numpy, which most do without
+    from hpcdet.policy import experiment_policy  # it needs numpy, which most do without
 
-    text = files.read(paths.compiled_policy).decode(errors="replace")
-    policy = CompiledPolicy.from_json(text, str(paths.compiled_policy))
-    return of_policy(policy, site)
+    return of_policy(experiment_policy.load(paths, experiment.governance), site)
 
 
 def _refuse_unsigned(policy: CompiledPolicy, site: Site) -> None:

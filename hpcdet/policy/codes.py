@@ -55,6 +55,10 @@ RESUME_CODES: Mapping[str, str] = {
 """Checks of a resume, in the order of the reference; exit code 9 where one stops a trial."""
 
 
+NODE_REFUSED = "G121"
+"""The one check that says nothing against the trial: it goes on on another node."""
+
+
 class PolicyRefused(ConfigError):
     """A policy refuses what it is asked to govern; the message begins with the P code."""
 

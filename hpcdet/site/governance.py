@@ -54,7 +54,7 @@ class NodeCapability(_Strict):
     pbs: PbsNodes | None = None
 
 
-class StatementSource(_Strict):
+class StatementPlace(_Strict):
     """Where a node's statement lies and who signs it."""
 
     path: str = Field(
@@ -69,7 +69,7 @@ class StatementSource(_Strict):
     )
 
     @model_validator(mode="after")
-    def _place(self) -> StatementSource:
+    def _place(self) -> StatementPlace:
         if not self.path.startswith("/") or ".." in self.path.split("/"):
             raise ValueError("path: write an absolute path without ..")
         if any(name != "node" for name in _PLACEHOLDERS.findall(self.path)):
@@ -83,6 +83,6 @@ class SiteGovernance(_Strict):
     capabilities: dict[CapabilityName, NodeCapability] = Field(
         default_factory=dict, description="name in policies to what a job asks for"
     )
-    statement: StatementSource | None = Field(
+    statement: StatementPlace | None = Field(
         default=None, description="null: nodes make no statements; features are all there is"
     )

@@ -9,8 +9,9 @@ from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.spending import Spending
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Closed, Reason, WorkerEnd
+from hpcdet.store.folder.records import Closed, End, Reason, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
+from hpcdet.worker.allocation.governed_node import GovernedNode
 from hpcdet.worker.allocation.notice import Notices
 from hpcdet.worker.allocation.time_left import Remaining
 
@@ -23,6 +24,7 @@ class Departure:
 
     Attributes:
         why: the first one; "" while it stays.
+        refused: by node, what it does not attest that the policy requires.
     """
 
     def __init__(
@@ -33,12 +35,15 @@ class Departure:
         site: Site,
         notices: Notices,
         remaining: Remaining,
+        node: GovernedNode,
     ) -> None:
         self.why = ""
+        self.refused: dict[str, str] = {}
         self._paths, self._me = paths, me
         self._worker = experiment.worker
         self._kill_wait_s = site.limits.kill_wait_s
         self._notices, self._remaining = notices, remaining
+        self._node = node
         self._told_by = ""
         self._launch_failures = 0
         self._drain_until = 0.0
@@ -52,9 +57,21 @@ class Departure:
         """Look for a reason. ``idle``: no trial runs here."""
         self.why = self.why or self._reason(spending, idle)
 
-    def after(self, reason: Reason, used_up: bool) -> None:
+    def is_refused(self) -> bool:
+        """True if the node does not attest what the policy requires; nothing is claimed then.
+
+        Asked before each claim, as a statement ends. Raises OSError: the storage is unavailable.
+        """
+        if why := self._node.refusal():
+            self.refused[self._node.name] = why
+        self.why = self.why or ("bad_node" if self.refused else "")
+        return bool(self.refused)
+
+    def after(self, end: End, used_up: bool) -> None:
         """Learn from the end of an attempt. ``used_up``: so was its reservation."""
-        self.why = self.why or self._reason_after(reason, used_up)
+        if end.reason == "refused":
+            self.refused |= dict.fromkeys(end.nodes, end.error)
+        self.why = self.why or self._reason_after(end.reason, used_up)
 
     def left_to_drain(self) -> float:
         """Seconds left to copy staged checkpoints; after a notice at most half of the kill wait."""
@@ -82,6 +99,6 @@ class Departure:
         if reason in ("preempted", "walltime") and not used_up:
             self._told_by = reason  # the allocation is what ends, and so all that is in it
             return "time" if reason == "walltime" else "signal"
-        if self._launch_failures >= _BAD_NODE:
+        if self._launch_failures >= _BAD_NODE or reason == "refused":
             return "bad_node"
         return "idle" if self._worker.mode == "per_trial" else ""

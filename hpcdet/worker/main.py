@@ -32,6 +32,7 @@ from hpcdet.worker import again
 from hpcdet.worker.allocation import allocation as allocations
 from hpcdet.worker.allocation import time_left
 from hpcdet.worker.allocation.fitting import Fitting
+from hpcdet.worker.allocation.governed_node import GovernedNode
 from hpcdet.worker.allocation.notice import Notices
 from hpcdet.worker.allocation.time_left import Remaining
 from hpcdet.worker.attempts import close_attempt, drain_staging, evidence
@@ -73,8 +74,9 @@ class Worker:
         self.lanes = self.experiment.lanes
         self.remaining = Remaining(self.allocation.end_at, self.site.limits.signal_lead_s)
         self.heartbeat = Heartbeat(self.me)
+        node = GovernedNode(self.opened, self.experiment, self.site, self.allocation)
         self.leaving = Departure(
-            self.paths, self.me, self.experiment, self.site, self.notices, self.remaining
+            self.paths, self.me, self.experiment, self.site, self.notices, self.remaining, node
         )
         self.fitting = Fitting(self.experiment, self.remaining, self._note)
         self.outlook = Outlook(self.paths)
@@ -118,7 +120,8 @@ class Worker:
         returns = wanted and again.requeue(self.paths, self.me, REQUEUE, self.site)
         if wanted and not returns:
             why = "spent"  # the batch script would not requeue it, and none would take its place
-        return WorkerEnd(why, closed_by=self.me.name, at=files.now(), returns=returns)
+        refused = self.leaving.refused
+        return WorkerEnd(why, self.me.name, files.now(), returns=returns, refused=refused)
 
     def _wanted_again(self) -> bool:
         """True if this task should be requeued: the site allows it, and there will be work."""
@@ -143,7 +146,7 @@ class Worker:
             self.crank.turn()
             for end, used_up in self._ends():
                 idle_since, look_at = time.monotonic(), 0.0
-                self.leaving.after(end.reason, used_up)
+                self.leaving.after(end, used_up)
             news = self.crank.turns != turns or bool(self.notices.heard())
             if len(self._busy) < self.lanes and (news or time.monotonic() >= look_at):
                 # seldom on a cluster: many workers look through the same folders
@@ -184,6 +187,8 @@ class Worker:
             self.fitting.passed_over.clear()
             attempt = None
             with contextlib.suppress(OSError):
+                if self.leaving.is_refused():
+                    return
                 attempt = claims.next_attempt(
                     self.paths,
                     self.me,

@@ -27,7 +27,7 @@ from hpcdet.schedulers.slurm import slurm_features
 from hpcdet.site import Site
 from hpcdet.site.governance import SiteGovernance
 from hpcdet.store.config.placement import Resources
-from hpcdet.store.config.resolved_config import Resolved, Slurm
+from hpcdet.store.config.resolved_config import Governance, Resolved, Slurm
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
 from tests.jobs.test_render import directives
@@ -87,7 +87,7 @@ def asked(*arguments: str, pool: str | None = None, at: Site | None = None) -> d
         INTENT,
         ExperimentPaths(Path("/scratch/e")),
         {},
-        required=requirements.of_policy(policy(*BOTH), at),
+        policy=policy(*BOTH),
     )
     found = directives(text)
     return {name: found.get(name, "") for name in ("constraint", "partition", "account", "qos")}
@@ -118,24 +118,33 @@ def test_the_sites_own_values_give_way_and_its_constraint_is_kept() -> None:
     }
 
 
+def governed(paths: ExperimentPaths, under: CompiledPolicy) -> Resolved:
+    """An experiment whose folder has the policy."""
+    paths.compiled_policy.write_text(under.to_json())
+    return dataclasses.replace(experiment(), governance=Governance("p", digest=under.digest))
+
+
 def test_without_a_policy_scripts_are_as_before(tmp_path: Path) -> None:
     paths = ExperimentPaths(tmp_path)
     plain = render(experiment(), site(), INTENT, paths, {})
     assert "constraint" not in plain and "phi" not in plain
-    paths.compiled_policy.write_text(policy().to_json())  # one that requires nothing of nodes
-    assert render(experiment(), site(), INTENT, paths, {}) == plain
+    asks_nothing = governed(paths, policy())
+    assert render(asks_nothing, site(), INTENT, paths, {}) == plain
 
 
 def test_an_experiments_policy_counts_and_a_damaged_one_is_no_policy_less(tmp_path: Path) -> None:
     paths = ExperimentPaths(tmp_path)
-    paths.compiled_policy.write_text(policy("ledger_anchor").to_json())
-    text = render(experiment(), site(), INTENT, paths, {})
+    under = governed(paths, policy("ledger_anchor"))
+    text = render(under, site(), INTENT, paths, {})
     assert directives(text)["constraint"] == "gov_anchor&gov_phi"
-    paths.compiled_policy.write_text(
-        paths.compiled_policy.read_text().replace("ledger_anchor", "no_egress")
-    )
-    with pytest.raises(GovernanceBroken, match="G110"):
-        render(experiment(), site(), INTENT, paths, {})
+    whole = paths.compiled_policy.read_text()
+    for damaged in (whole.replace("ledger_anchor", "no_egress"), policy().to_json(), None):
+        if damaged is None:
+            paths.compiled_policy.unlink()
+        else:
+            paths.compiled_policy.write_text(damaged)
+        with pytest.raises(GovernanceBroken, match="G110"):
+            render(under, site(), INTENT, paths, {})
 
 
 def test_agreements_on_sources_require_nodes_too() -> None:

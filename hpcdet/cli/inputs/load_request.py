@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,10 +15,12 @@ from hpcdet import config
 from hpcdet.cli.frame.settings import settings
 from hpcdet.config.load import load_config
 from hpcdet.errors import ConfigError
+from hpcdet.jobs import requirements
 from hpcdet.jobs.checks import site_checks
 from hpcdet.jobs.create import begin_from as origin
 from hpcdet.jobs.create import past_results, snapshot
-from hpcdet.jobs.script import lanes
+from hpcdet.jobs.requirements import NodeRequest
+from hpcdet.jobs.script import lanes, options
 from hpcdet.jobs.script.environment import fold_defaults
 from hpcdet.schedulers.slurm import facts
 from hpcdet.site import Site
@@ -27,6 +29,9 @@ from hpcdet.store.folder import trust
 from hpcdet.store.fs import yaml12
 from hpcdet.store.trials.history import History
 from hpcdet.store.trials.parents import Donation
+
+if TYPE_CHECKING:
+    from hpcdet.policy.compiled import CompiledPolicy
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -106,6 +111,16 @@ class SubmitRequest:
         return self.loaded.config
 
     @property
+    def policy(self) -> CompiledPolicy | None:
+        """The policy to train under; None without one."""
+        return self.loaded.policy.compiled if self.loaded.policy is not None else None
+
+    @functools.cached_property
+    def required(self) -> NodeRequest | None:
+        """What the policy requires of nodes; None if nothing. Raises as ``of_policy``."""
+        return requirements.of_policy(self.policy, self.site) if self.policy is not None else None
+
+    @property
     def root(self) -> Path:
         return settings().root_at(self.site)
 
@@ -137,7 +152,9 @@ class SubmitRequest:
             ConfigError: the config can never run at this site.
             Unavailable: the scheduler does not answer, with ``submits``.
         """
-        found = site_checks.preflight(self.resolved, self.site, self.root, submits=submits)
+        found = site_checks.preflight(
+            self.resolved, self.site, self.root, submits=submits, required=self.required
+        )
         return [*self.loaded.warnings, *found]
 
     def scan(self) -> list[snapshot.SnapshotEntry]:
@@ -185,7 +202,7 @@ def request(
         from hpcdet.config.policy.policy_file import read_policy  # it brings numpy
 
         policy = read_policy(loaded.config.governance.policy, config_file.absolute().parent)
-        loaded = replace(loaded, policy=policy)
+        loaded = _placed(replace(loaded, policy=policy), policy.compiled, chosen)
     wanted = SubmitRequest(lanes.settled(loaded, chosen), chosen, folder)
     if ask is None:
         return wanted
@@ -193,3 +210,18 @@ def request(
     if assumed:
         settings().note(f"site {chosen.name}: {assumed}")
     return replace(wanted, site=settled)
+
+
+def _placed(loaded: config.LoadedConfig, policy: CompiledPolicy, site: Site) -> config.LoadedConfig:
+    """Put jobs that name no partition into the one that the policy requires.
+
+    Raises:
+        PolicyRefused: P17: the site cannot give what it requires, or the config undoes it.
+    """
+    required = requirements.of_policy(policy, site)
+    if required is None:
+        return loaded
+    options.refuse_undoing(loaded.config, required)
+    if required.partition is None:
+        return loaded
+    return loaded.with_value("resources.resource_pool", required.partition, f"policy {policy.name}")

@@ -59,7 +59,7 @@ def show(
 def script(wanted: SubmitRequest) -> str:
     """Return the script of the first submission. Raises ConfigError as ``jobs.script.render``."""
     paths, intent = _first_submission(wanted, Waiting())
-    return render(wanted.resolved, wanted.site, intent, paths)
+    return render(wanted.resolved, wanted.site, intent, paths, policy=wanted.policy)
 
 
 def _first_submission(wanted: SubmitRequest, waiting: Waiting) -> tuple[ExperimentPaths, Intent]:
@@ -132,7 +132,7 @@ class PreviewView:
 def _item(wanted: SubmitRequest, waiting: Waiting, ask: bool) -> PreviewView:
     site = wanted.site
     paths, intent = _first_submission(wanted, waiting)
-    text = render(wanted.resolved, site, intent, paths)
+    text = render(wanted.resolved, site, intent, paths, policy=wanted.policy)
     entries = wanted.scan()
     return PreviewView(
         paths.id,

@@ -56,6 +56,7 @@ _WORDS = {
     "lost": "a rank or its worker vanished without a word",
     "node_fail": "a node failed",
     "unproven": "its ranks could not verify that they were connected to each other only",
+    "refused": "a node does not attest what the policy requires",
     "preempted": "the scheduler took the nodes back",
     "walltime": "the allocation's time was over",
 }
@@ -69,7 +70,7 @@ _WAITS = {
     "begin_time": "it passes by itself: a requeued task waits two minutes",
 }
 """What a kind of waiting means (``schedulers.common.base.Wait``)."""
-_PASSES = ("preempted", "walltime", "lost", "node_fail", "unproven")
+_PASSES = ("preempted", "walltime", "lost", "node_fail", "unproven", "refused")
 """Ends after which a trial only goes on."""
 
 

@@ -72,6 +72,7 @@ def can_run(gathered: gather.Gathered, wanted: Mapping[str, Any]) -> None:
         ConfigError: it never can.
     """
     from hpcdet.config.load import changing
+    from hpcdet.jobs import requirements
     from hpcdet.jobs.checks import site_checks
     from hpcdet.site.load_site import from_resolved
 
@@ -80,7 +81,9 @@ def can_run(gathered: gather.Gathered, wanted: Mapping[str, Any]) -> None:
     changing.only_longer(effective, wanted)
     changing.fits(changed)
     site = from_resolved(gathered.paths.site)
-    site_checks.preflight(changed, site, gathered.paths.root.parent, submits=False)
+    required = requirements.of_experiment(changed, gathered.paths, site)
+    root = gathered.paths.root.parent
+    site_checks.preflight(changed, site, root, submits=False, required=required)
 
 
 def ask_each(

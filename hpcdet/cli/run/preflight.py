@@ -20,6 +20,7 @@ from hpcdet.errors import ConfigError, StillPending
 from hpcdet.jobs import one_shot_job
 from hpcdet.jobs.create import create
 from hpcdet.jobs.script import launch
+from hpcdet.policy.codes import PolicyRefused
 from hpcdet.schedulers.local import processes
 from hpcdet.search import registry
 from hpcdet.search.api import events
@@ -30,14 +31,18 @@ from hpcdet.store.fs import files
 _WALLTIME_S = 600
 _NODE_S = 1800.0
 _OURS = "hpcdet: "
-_ERRORS = "hpcdet.errors."
+_ERRORS = ("hpcdet.errors.", "hpcdet.policy.codes.")
 _HINT = "hint: "
 
 
 @click.command("test", short_help="Train one batch, validate, save and restore, here and now.")
 @config_argument()
 @setting_options()
-@click.option("--node/--local", help="On a node, by a short job of one rank; or here [here].")
+@click.option(
+    "--node/--local",
+    default=None,
+    help="On a node, by a short job of one rank; or here [here, or where a policy requires it].",
+)
 @click.option(
     "--timeout",
     type=Seconds(least=1),
@@ -49,7 +54,7 @@ def test_command(
     model_dir: Path | None,
     sets: Sequence[str],
     site_name: str | None,
-    node: bool,
+    node: bool | None,
     timeout: float | None,
 ) -> None:
     """Train one batch, validate, save and restore, on this machine; nothing is queued or kept.
@@ -63,23 +68,37 @@ def test_command(
     """
     wanted = request(config_file, model_dir, sets, site_name)
     wanted.warn()
-    if node:
-        _rehearse_on_a_node(wanted, timeout or _NODE_S)
-    else:
-        rehearse(wanted, timeout)
+    rehearse(wanted, timeout, node)
     settings().note("one batch trained, validated, saved and restored")
 
 
-def rehearse(wanted: SubmitRequest, timeout: float | None = None) -> None:
+def rehearse(wanted: SubmitRequest, timeout: float | None = None, node: bool | None = None) -> None:
     """Run the code with the hyperparameters of the first trial.
 
     Args:
-        timeout: seconds after which it is given up; None: never.
+        timeout: seconds after which it is given up; None: never here, 1800 on a node.
+        node: in a job of one rank, or here; None: in a job where a policy requires capabilities of
+            nodes, as nothing else may touch code and data, else here.
 
     Raises:
         ConfigError: it failed; the hint holds the end of what it printed.
+        PolicyRefused: P17: it may not be done here.
         StillPending: it did not end in time.
     """
+    if node is False and wanted.required is not None:
+        raise PolicyRefused(
+            "P17",
+            f"the code may be tried only on nodes with {', '.join(wanted.required.capabilities)}",
+            where="--local",
+            hint="leave --local out: the test is a short job there",
+        )
+    if node or wanted.required is not None:
+        _rehearse_on_a_node(wanted, timeout or _NODE_S)
+    else:
+        _rehearse_here(wanted, timeout)
+
+
+def _rehearse_here(wanted: SubmitRequest, timeout: float | None) -> None:
     with tempfile.TemporaryDirectory(prefix="hpcdet-test-") as folder:
         argv = [sys.executable, *_rehearsal(wanted, Path(folder))]
         variables = launch.with_variables(os.environ, wanted.resolved.environment)
@@ -127,7 +146,7 @@ def _rehearse_on_a_node(wanted: SubmitRequest, timeout: float) -> None:
     python = resolved.environment.python or wanted.site.python or sys.executable
     with one_shot_job.folder(wanted.root) as place, busy("testing the code on a node"):
         argv = [python, *_rehearsal(wanted, place / "experiments")]
-        answer, said = one_shot_job.run(place, wanted.site, alone, argv, timeout)
+        answer, said = one_shot_job.run(place, wanted.site, alone, argv, timeout, wanted.policy)
     settings().note(f"the test ran on {answer.host}")
     _judge(wanted, answer.code, said)
 

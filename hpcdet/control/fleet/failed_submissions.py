@@ -24,6 +24,9 @@ WORKERS = 5
 LAUNCHES = 3
 """Submissions in a row of which the scheduler could not launch a task, likewise."""
 
+REFUSALS = 2
+"""Workers on nodes that do not attest what the policy requires, likewise."""
+
 _DEATHS = frozenset({"lost", "node_fail"})
 """Ends of attempts whose worker is gone without a record; preempted ones have a budget of their
 own (``retry_rules.BUDGETS``)."""
@@ -31,7 +34,12 @@ own (``retry_rules.BUDGETS``)."""
 
 def why(holder: Holder, seen: FleetView) -> str:
     """Return why submissions must stop until the user resumes the experiment; "" to go on."""
-    return _launches(holder) or _workers(holder, seen) or _deaths_in_a_row(holder, seen)
+    return (
+        _refusals(holder)
+        or _launches(holder)
+        or _workers(holder, seen)
+        or _deaths_in_a_row(holder, seen)
+    )
 
 
 def nodes(decided: Decided) -> set[str]:
@@ -45,6 +53,37 @@ def nodes(decided: Decided) -> set[str]:
     times = Counter(node for found in recent for node in found)
     alone = {found[0] for found in recent if len(found) == 1}
     return alone | {node for node, count in times.items() if count > 1}
+
+
+def refused(holder: Holder) -> tuple[int, dict[str, str]]:
+    """Return how many workers met nodes that a policy does not accept, and what those lack.
+
+    Since the user's last ``resume``, which follows a repair.
+    """
+    if holder.hands.resolved.governance is None:
+        return 0, {}
+    count = 0
+    found: dict[str, str] = {}
+    for worker in holder.paths.workers():
+        if worker.submission <= holder.decided.user.resumed_after:
+            continue
+        holder.stay()
+        end = WorkerEnd.read(worker.end)
+        if end is not None and end.refused:
+            count += 1
+            found |= end.refused
+    return count, found
+
+
+def _refusals(holder: Holder) -> str:
+    count, found = refused(holder)
+    if count < REFUSALS:
+        return ""
+    *_, why = found.values()
+    return (
+        f"{count} workers in turn met nodes that do not attest what the policy requires "
+        f"({', '.join(sorted(found))}); the last: {why}"
+    )
 
 
 def _launches(holder: Holder) -> str:

@@ -299,8 +299,11 @@ def _refused(holder: Holder, intent: Intent, refusal: Refusal) -> int:
         return 0
     if refusal.kind in ("limit", "unavailable"):
         raise _Later(refusal.message)
+    _, refused = failed_submissions.refused(holder)
+    # without the refused nodes there may be too few: what they lack is the cause then
+    cause = "".join(f"; {node} was left out: {why}" for node, why in sorted(refused.items()))
     _give_up(holder, intent, refusal.message)
-    halt(holder, refusal.message)
+    halt(holder, refusal.message + cause)
     raise _Later(refusal.message)
 
 
@@ -359,7 +362,7 @@ def _excluded(holder: Holder) -> list[str]:
     for worker in holder.paths.workers():
         holder.stay()
         end, claim = WorkerEnd.read(worker.end), WorkerClaim.read(worker.claim)
-        if end is not None and end.why == "bad_node" and claim is not None:
+        if end is not None and end.why == "bad_node" and not end.refused and claim is not None:
             bad.update(claim.nodes)
-    bad.update(failed_submissions.nodes(decided))
+    bad.update(failed_submissions.nodes(decided), failed_submissions.refused(holder)[1])
     return sorted(bad.union(holder.resolved.resources.exclude_nodes))

@@ -10,6 +10,9 @@ from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.errors import ConfigError
+from hpcdet.jobs import requirements
+from hpcdet.jobs.script import options
+from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Command, Reason
@@ -40,8 +43,11 @@ def _obey(holder: Holder, seq: int, command: Command) -> None:
     arguments: dict[str, Any] = command.arguments
     try:
         arguments = changing.of_command(command.verb, arguments)
-        changing.only_longer(holder.resolved, overrides.asked(command.verb, arguments))
-    except ConfigError as error:
+        changed = overrides.asked(command.verb, arguments)
+        changing.only_longer(holder.resolved, changed)
+        if changed and holder.resolved.governance is not None:
+            _refuse_undoing(holder, changed)
+    except (ConfigError, GovernanceBroken) as error:
         refused = refused or str(error)
     chosen = [] if refused else _chosen(holder, command)
     if command.verb == "retry" and not refused and not chosen:
@@ -63,6 +69,19 @@ def _obey(holder: Holder, seq: int, command: Command) -> None:
         holder.pace.unheeded_since = None
         if again:
             holder.ask_again()
+
+
+def _refuse_undoing(holder: Holder, changed: Mapping[str, Any]) -> None:
+    """Refuse changes that take jobs away from the nodes that the policy requires.
+
+    Raises:
+        ConfigError: they do.
+        GovernanceBroken: the policy cannot be read.
+    """
+    hands = holder.hands
+    required = requirements.of_experiment(hands.resolved, holder.paths, hands.site)
+    if required is not None:
+        options.refuse_undoing(overrides.lay(holder.resolved, changed), required)
 
 
 def _refusal(paths: ExperimentPaths, decided: Decided, command: Command) -> str:

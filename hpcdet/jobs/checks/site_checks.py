@@ -17,10 +17,13 @@ from typing import Literal
 
 from hpcdet import mpi_torch
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable
+from hpcdet.jobs import requirements
 from hpcdet.jobs.checks import quota
 from hpcdet.jobs.create.code_drift import code_differs
-from hpcdet.jobs.script.options import duration, parse
+from hpcdet.jobs.requirements import NodeRequest
+from hpcdet.jobs.script.options import chosen, duration, parse, refuse_undoing
 from hpcdet.jobs.script.render import render
+from hpcdet.schedulers.common.base import HasFeatures
 from hpcdet.schedulers.open_backend import open_scheduler
 from hpcdet.schedulers.slurm.slurm_text import PartitionInfo
 from hpcdet.site import PartitionView, Site, folders
@@ -55,13 +58,21 @@ class SiteFinding:
     """``here``, or ``node`` for what a job found."""
 
 
-def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = True) -> list[str]:
+def preflight(
+    experiment: Resolved,
+    site: Site,
+    root: Path,
+    *,
+    submits: bool = True,
+    required: NodeRequest | None = None,
+) -> list[str]:
     """Look at an experiment that is about to be submitted.
 
     Args:
         root: the folder of experiments.
         submits: False if it is only looked at or prepared: a scheduler that does not answer
             is then a warning.
+        required: what a policy requires of nodes.
 
     Returns:
         Warnings, one sentence each.
@@ -78,6 +89,8 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
             where="site local",
             hint="jobs would run here: use --site local if that is intended",
         )
+    if required is not None:
+        refuse_undoing(experiment, required)
     view = site.view(experiment.resources.resource_pool)
     if site.scheduler == "slurm":
         parse(experiment.slurm.sbatch_args)
@@ -86,6 +99,7 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
     partition = None
     try:
         partition = _partition(site, view)
+        _refuse_nowhere(experiment, site, view, required)
     except Unavailable as error:
         if submits:
             hint = error.hint or "try again later; --site local runs it on this machine"
@@ -229,6 +243,19 @@ def _partition(site: Site, view: PartitionView) -> PartitionInfo | None:
             raise ConfigError(what, where="resources.resource_pool", hint=_CHOOSE)
     # of several, the scheduler takes the first that fits; the widest decides what can run
     return max((there[part] for part in chosen), key=lambda info: info.max_walltime_s or math.inf)
+
+
+def _refuse_nowhere(
+    experiment: Resolved, site: Site, view: PartitionView, required: NodeRequest | None
+) -> None:
+    """Refuse jobs under a policy that no nodes could ever take. Raises PolicyRefused: P17."""
+    scheduler = open_scheduler(site)
+    if required is None or not isinstance(scheduler, HasFeatures):
+        return
+    asked = chosen(experiment).get("partition") or view.directives.get("partition")
+    place = required.partition or (str(asked) if asked else None)
+    need = experiment.resources.least_nodes
+    requirements.refuse_unsatisfiable(required, place, need, scheduler.node_groups())
 
 
 def _refuse_impossible(

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import (
     Environment,
@@ -34,6 +34,9 @@ from hpcdet.store.folder import trust
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
 from hpcdet.store.fs import files
+
+if TYPE_CHECKING:
+    from hpcdet.policy.compiled import CompiledPolicy
 
 _HETJOB = re.compile(r"^#SBATCH\s+(?:het|pack)job\b", re.MULTILINE)
 SENTINEL = "slurm/sentinel.sbatch.j2"
@@ -100,7 +103,7 @@ def render(
     *,
     command: Sequence[str] = (),
     of: ExperimentPaths | None = None,
-    required: NodeRequest | None = None,
+    policy: CompiledPolicy | None = None,
 ) -> str:
     """The text of the batch script of one submission.
 
@@ -110,7 +113,7 @@ def render(
             looked at, of now.
         command: what runs in the place of a worker.
         of: the experiment whose record says so, where ``paths`` is not its folder.
-        required: what a policy requires of nodes; default: by the policy in ``paths``.
+        policy: that of a governed experiment, where ``paths`` does not have it yet.
 
     Raises:
         ConfigError: no template, a template that is wrong (with its line), a name in it that
@@ -125,7 +128,11 @@ def render(
     if environ is None:
         environ = environment.carried() if record is None else record["environment"]
     view = site.view(experiment.resources.resource_pool)
-    required = required or requirements.of_experiment(paths, site)
+    required = (
+        requirements.of_experiment(experiment, paths, site)
+        if policy is None
+        else requirements.of_policy(policy, site)
+    )
     try:
         values = variables(jinja, experiment, site, view, intent, paths, environ, required=required)
         if command:  # it is no worker, in whose place others would go on

@@ -76,6 +76,7 @@ def _small(experiment: Resolved, intent: Intent, site: Site) -> Resolved:
         resources=resources,
         worker=dataclasses.replace(experiment.worker, lanes=1),
         slurm=dataclasses.replace(experiment.slurm, sbatch_args=after, gpu_type=None),
+        governance=None,  # it touches neither models nor data, and goes where searchers go
     )
 
 

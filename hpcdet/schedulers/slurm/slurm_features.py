@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hpcdet.schedulers.common.base import NodeGroup
 from hpcdet.schedulers.slurm.slurm_text import count
 
 NODES = ("sinfo", "-h", "-o", "%P|%f|%D")
+
+
+@dataclass(frozen=True)
+class ShownNode:
+    """A node as Slurm shows it: the host it runs on, and its active features."""
+
+    host: str
+    features: frozenset[str]
+
+
+def node(text: str) -> ShownNode | None:
+    """The answer of ``scontrol --oneliner show node``; None if it is not understood."""
+    words = dict(word.partition("=")[::2] for word in text.split())
+    if "NodeHostName" not in words or "ActiveFeatures" not in words:
+        return None
+    return ShownNode(words["NodeHostName"], _features(words["ActiveFeatures"]))
 
 
 def groups(text: str) -> list[NodeGroup]:
@@ -15,13 +33,17 @@ def groups(text: str) -> list[NodeGroup]:
         parts = [part.strip() for part in line.split("|")]
         nodes = count(parts[2]) if len(parts) == 3 else None
         if nodes is not None:
-            name, features = parts[0], parts[1].strip("()")
+            name = parts[0]
             found.append(
                 NodeGroup(
                     name.removesuffix("*"),
-                    frozenset() if features == "null" else frozenset(features.split(",")),
+                    _features(parts[1]),
                     nodes,
                     name.endswith("*"),
                 )
             )
     return found
+
+
+def _features(text: str) -> frozenset[str]:
+    return frozenset() if text == "(null)" else frozenset(text.split(","))

@@ -13,28 +13,19 @@ from hpcdet.store.fs.json_record import JsonRecord
 from hpcdet.units import Length
 
 Reason = Literal[
-    "completed",
-    "preempted",
-    "walltime",
-    "paused",
-    "stopped",
-    "user_error",
-    "oom",
-    "node_fail",
-    "lost",
-    "canceled",
-    "launch_failed",
-    "unproven",
-    "released",
-]
+    "completed", "preempted", "walltime", "paused", "stopped", "user_error", "oom", "node_fail",
+    "lost", "canceled", "launch_failed", "unproven", "refused", "released",
+]  # fmt: skip
 """Why an attempt ended. ``released``: its worker gave the claim back before anything ran, and it
 counts for nothing. ``launch_failed``: it never reached its first step, and the cause is
 the place, not the code, until it has failed so on a second node. ``unproven``: its ranks could not
-make sure that they spoke to each other, and to nobody else."""
+make sure that they spoke to each other, and to nobody else. ``refused``: a node did not attest what
+the policy requires, and nothing of the user's was touched there."""
 
-NO_FAULT: frozenset[Reason] = frozenset(
-    {"preempted", "walltime", "node_fail", "lost", "launch_failed", "unproven", "canceled"}
-)
+NO_FAULT: frozenset[Reason] = frozenset({
+    "preempted", "walltime", "node_fail", "lost", "launch_failed", "unproven", "refused",
+    "canceled",
+})  # fmt: skip
 """Ends after which the trial simply goes on from its latest checkpoint."""
 
 ExperimentState = Literal[
@@ -126,19 +117,24 @@ class Verdict(JsonRecord):
         batches: batches trained by the trial so far.
         until: the length that was asked for, when it ended because that was reached. Code that
             ends by itself before leaves None.
-        error: the last line of the traceback, for ``fail``, ``norestart`` and ``unproven``.
+        error: the last line of the traceback, for ``fail``, ``norestart`` and ``unproven``; what
+            a node does not attest, for ``refused``.
         unrecoverable: with ``norestart``: the trial's checkpoints are to blame, and not its
             hyperparameters.
+        node: the one that is ``refused``; "" otherwise.
     """
 
     verdict: Literal["done", "resume", "fail", "norestart"]
-    cause: Literal["completed", "signal", "walltime", "paused", "stopped", "unproven", "error"]
+    cause: Literal[
+        "completed", "signal", "walltime", "paused", "stopped", "unproven", "refused", "error"
+    ]
     batches: int = 0
     until: Length | None = None
     checkpoint: str = ""
     digest: str = ""
     error: str = ""
     unrecoverable: bool = False
+    node: str = ""
     at: str = ""
 
 
@@ -180,15 +176,17 @@ class WorkerEnd(JsonRecord):
     """``end.json`` of a worker.
 
     ``why``: ``idle`` (nothing left to take), ``time`` (too little left), ``signal``, ``bad_node``
-    (two launches in a row failed), ``closed`` (the experiment is over), ``spent`` (its task has
-    come back too often without getting anywhere), ``lost``. ``returns``: its batch script was
-    asked to requeue the task.
+    (two launches in a row failed, or the node is ``refused``), ``closed`` (the experiment is
+    over), ``spent`` (its task has come back too often without getting anywhere), ``lost``.
+    ``returns``: its batch script was asked to requeue the task. ``refused``: by node, what it does
+    not attest that the policy requires.
     """
 
     why: str
     closed_by: str = ""
     at: str = ""
     returns: bool = False
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

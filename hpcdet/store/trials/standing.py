@@ -201,6 +201,7 @@ def reason_of(verdict: Verdict) -> Reason:
         "stopped": "stopped",
         "completed": "completed",
         "unproven": "unproven",
+        "refused": "refused",
         "error": "user_error",
     }
     return reasons[verdict.cause]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 
 from hpcdet.errors import Unrecoverable
+from hpcdet.policy.codes import NODE_REFUSED, GovernanceBroken
 from hpcdet.process import deterministic
 from hpcdet.process.console import say, say_error
 from hpcdet.process.location import AttemptLocation, named
@@ -32,6 +33,8 @@ def verdict_on(error: BaseException, checkpoint: str) -> Verdict:
         return Verdict(
             "resume", "unproven", checkpoint=checkpoint, error=last_line(error), at=files.now()
         )
+    if _is_refused(error):
+        return _refused(error, checkpoint)
     unrecoverable = isinstance(error, Unrecoverable)
     return Verdict(
         "norestart" if unrecoverable or isinstance(error, InvalidHP) else "fail",
@@ -56,10 +59,27 @@ def unsaid_failure(place: AttemptLocation, error: BaseException) -> int:
         return peers_lost(error)
     error = clearer(error)
     say_error(error)
-    Verdict("fail", "error", error=last_line(error), at=files.now()).write_once(
-        place.attempt.verdict
-    )
+    said = Verdict("fail", "error", error=last_line(error), at=files.now())
+    (_refused(error) if _is_refused(error) else said).write_once(place.attempt.verdict)
     return 1
+
+
+def _is_refused(error: BaseException) -> bool:
+    """True if this node does not attest what the policy requires: another one may."""
+    return isinstance(error, GovernanceBroken) and error.check == NODE_REFUSED
+
+
+def _refused(error: BaseException, checkpoint: str = "") -> Verdict:
+    from hpcdet.policy import statements  # most experiments have no policy
+
+    return Verdict(
+        "resume",
+        "refused",
+        checkpoint=checkpoint,
+        error=str(error),
+        node=statements.node_name(),
+        at=files.now(),
+    )
 
 
 def clearer(error: BaseException) -> BaseException:

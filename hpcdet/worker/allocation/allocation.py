@@ -41,7 +41,7 @@ def stands(allocation: Allocation) -> bool:
     """
     if not allocation.slurm:
         return True
-    answer = _ask("squeue", "--noheader", "--jobs", allocation.job, "--format=%T")
+    answer = ask("squeue", "--noheader", "--jobs", allocation.job, "--format=%T")
     return answer is None or answer.strip() in ("RUNNING", "")
 
 
@@ -49,7 +49,7 @@ def _slurm(environment: Mapping[str, str], job: str, walltime_s: float | None) -
     if array := environment.get("SLURM_ARRAY_JOB_ID"):
         job = f"{array}_{environment['SLURM_ARRAY_TASK_ID']}"
     nodelist = environment.get("SLURM_JOB_NODELIST", "")
-    names = _ask("scontrol", "show", "hostnames", nodelist) if nodelist else None
+    names = ask("scontrol", "show", "hostnames", nodelist) if nodelist else None
     return Allocation(
         job=job,
         nodes=tuple((names or nodelist or socket.gethostname()).split()),
@@ -62,14 +62,15 @@ def _slurm(environment: Mapping[str, str], job: str, walltime_s: float | None) -
 def _slurm_end(environment: Mapping[str, str], job: str, walltime_s: float | None) -> float | None:
     if end := environment.get("SLURM_JOB_END_TIME"):  # since 23.02
         return float(end)
-    shown = _ask("scontrol", "show", "job", "--oneliner", job) or ""
+    shown = ask("scontrol", "show", "job", "--oneliner", job) or ""
     found = re.search(r"\bEndTime=(\S+)", shown)
     if found and found[1].isdecimal():
         return float(found[1])
     return time.time() + walltime_s if walltime_s else None
 
 
-def _ask(*command: str) -> str | None:
+def ask(*command: str) -> str | None:
+    """Return what a command of the scheduler prints; None if it fails or gives no answer."""
     try:
         done = subprocess.run(
             command,

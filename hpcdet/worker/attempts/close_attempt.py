@@ -44,9 +44,10 @@ def conclude(
         first = exit_reason.first_failed_rank(launcher)
     trace = evidence.of_attempt(attempt, first, paths.code)
     got = progress.of(attempt)
+    verdict = Verdict.read(attempt.verdict)
     reason, error = exit_reason.judge(
         exit_reason.Evidence(
-            verdict=Verdict.read(attempt.verdict),
+            verdict=verdict,
             control=in_force(paths.trial(attempt.trial)),
             exit_code=exit_.code if exit_ else 127,
             died_of=exit_.died_of if exit_ else "",
@@ -66,7 +67,8 @@ def conclude(
         progressed=got.progressed,
         first_step=got.first_step,
         error=error,
-        nodes=list(nodes),
+        # of several, only the refused one is to be left out
+        nodes=[verdict.node] if verdict and reason == "refused" else list(nodes),
         closed_by=closed_by,
         at=files.now(),
     )

@@ -99,7 +99,7 @@ def _by_cause(verdict: Verdict, seen: Evidence) -> Reason:
     killed = seen.control is not None and seen.control.action == "kill"
     if verdict.cause == "completed":
         return "completed"
-    if verdict.cause in ("paused", "unproven"):
+    if verdict.cause in ("paused", "unproven", "refused"):
         return verdict.cause
     if verdict.cause == "stopped" or killed:
         return "canceled" if killed else "stopped"

@@ -1,0 +1,25 @@
+"""The proof that a rank's node gives before anything of the user's is touched there."""
+
+from __future__ import annotations
+
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.layout import ExperimentPaths
+
+
+def require(experiment: ExperimentPaths, config: Resolved) -> None:
+    """Verify this node where the experiment's policy requires capabilities of nodes.
+
+    Every rank does, as none waits for another one before it imports the user's code.
+
+    Raises:
+        GovernanceBroken: G121: the node does not attest them; or the policy is gone or damaged.
+        OSError: the policy cannot be read.
+    """
+    if config.governance is None:
+        return
+    from hpcdet.policy import experiment_policy, statements  # most experiments have no policy
+
+    policy = experiment_policy.load(experiment, config.governance)
+    demand = statements.demand_of(policy, experiment.site)
+    if demand is not None:
+        statements.verify(demand, statements.node_name())

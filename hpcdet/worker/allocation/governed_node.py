@@ -1,0 +1,85 @@
+"""This worker's node, under a policy that requires capabilities of nodes."""
+
+from __future__ import annotations
+
+import socket
+
+from hpcdet.errors import HpcdetError
+from hpcdet.jobs import requirements
+from hpcdet.jobs.requirements import NodeRequest
+from hpcdet.jobs.script.launch import Allocation
+from hpcdet.policy import statements
+from hpcdet.policy.statements import NodeDemand
+from hpcdet.schedulers.slurm import slurm_features
+from hpcdet.site import Site
+from hpcdet.store.config.resolved_config import Governance, Resolved
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.worker.allocation.allocation import ask
+
+
+class GovernedNode:
+    """Whether the node may be used, by its statement and by what the scheduler shows of it.
+
+    Attributes:
+        name: the scheduler's name of it.
+
+    Args:
+        opened: the experiment's files, by its open folder.
+    """
+
+    def __init__(
+        self, opened: ExperimentPaths, experiment: Resolved, site: Site, allocation: Allocation
+    ) -> None:
+        self._opened, self._experiment = opened, experiment
+        self._site, self._allocation = site, allocation
+        self.name = statements.node_name()
+        self._asked: NodeRequest | None = None
+        self._demand: NodeDemand | None = None
+        self._shown: str | None = None
+        self._free = False
+
+    def refusal(self) -> str:
+        """Return what speaks against the node, for people; "" if nothing does, or no policy.
+
+        Raises:
+            OSError: the storage is unavailable: nothing is known.
+        """
+        if self._experiment.governance is None or self._free:
+            return ""
+        try:
+            self._demand = self._demand or self._read(self._experiment.governance)
+            if self._demand is None:
+                return ""
+            statements.verify(self._demand, self.name)
+        except HpcdetError as error:
+            return str(error)
+        if self._shown is None:
+            self._shown = self._against_the_scheduler()
+        return self._shown
+
+    def _read(self, governance: Governance) -> NodeDemand | None:
+        """Return what the policy demands; None, from now on, if it demands nothing of nodes."""
+        from hpcdet.policy import experiment_policy  # most experiments have no policy
+
+        policy = experiment_policy.load(self._opened, governance)
+        self._asked = requirements.of_policy(policy, self._site)
+        self._free = self._asked is None
+        return statements.demand_of(policy, self._opened.site)
+
+    def _against_the_scheduler(self) -> str:
+        """Return how the scheduler's view of the node differs; "" also where it says nothing."""
+        if not self._allocation.slurm:
+            return ""
+        name = self.name
+        if name not in self._allocation.nodes:
+            return f"G121: node {name} ($SLURMD_NODENAME) is none of this job's"
+        shown = slurm_features.node(ask("scontrol", "--oneliner", "show", "node", name) or "")
+        if shown is None:
+            return ""
+        host = socket.gethostname().partition(".")[0]
+        if shown.host.partition(".")[0] != host:
+            return f"G121: node {name} is host {shown.host} to the scheduler, and this is {host}"
+        wanted = set(self._asked.features) if self._asked else set()
+        if lacks := sorted(wanted - shown.features):
+            return f"G121: the scheduler shows node {name} without {', '.join(lacks)}"
+        return ""
