@@ -78,7 +78,7 @@ def _clause(source: str, advantage: float | None, metrics: Mapping[str, Any]) ->
 
 
 def constraints(
-    policy: CompiledPolicy, asked: Sequence[Mapping[str, Any]] = ()
+    policy: CompiledPolicy | None, asked: Sequence[Mapping[str, Any]] = ()
 ) -> list[dict[str, Any]]:
     """The entries of ``searcher.constraints`` for a search under a policy, of origin ``policy``.
 
@@ -87,9 +87,12 @@ def constraints(
     kept where it is the stricter one, and so is its mode, from the first report on.
 
     Args:
+        policy: None where the experiment has none.
         asked: those of the config; of an earlier policy's nothing is kept.
     """
     own = {one["metric"]: one for one in asked if one.get("origin") != ORIGIN}
+    if policy is None:
+        return [dict(one) for one in own.values()]
     gates = {COVERAGE: {"lower": policy.coverage.min, "mode": "hard"}}
     gates[VIOLATIONS] = {"upper": 0.0, "mode": "hard"}
     rules = policy.memorization

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from hpcdet.control.leader.decided_parts import SearcherPart
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
@@ -42,8 +44,14 @@ def test_the_experiment_pauses_with_the_evidence_and_goes_on_when_it_is_resumed(
     told = tmp_path / "told"
     world, holder, attempts = begun(tmp_path / "x", told, "stop")
     play = world.play()
+    for attempt in attempts:
+        report(attempt, 1, {"loss": 0.5})
+    later(world, holder, 2)
+    for attempt in (attempts[0], attempts[2]):
+        report(attempt, 2, {"loss": 0.5, "gov.memorization": 0.0})
     report(attempts[1], 3, {"loss": 0.1, **LEARNED})
-    later(world, holder, 1)
+    world.clock.now += 1
+    advance(world.paths, holder, calm=True)  # of the others it sees that they train on
     why = f"trial 2 breaks constraint gov.memorization <= 0.2: gov.memorization is 0.5 ({SHOWN})"
     assert wanted(world) == [("pause", why)] * 3  # all of them save and leave
     assert holder.decided.state == ("STOPPING", why) and told.read_text() == "stuck\n"
@@ -51,6 +59,7 @@ def test_the_experiment_pauses_with_the_evidence_and_goes_on_when_it_is_resumed(
         report(attempt, 4 + n, {"loss": 0.1, **LEARNED})  # nobody is asked about it meanwhile
         play.end(attempt, "paused", progressed=True)
     later(world, holder, 2)
+    assert world.scheduler.live == []  # nothing is paid for meanwhile
     status = views.status(world.paths)
     assert (status.state, status.why, status.stuck) == ("PAUSED", why, True)
     assert any(
@@ -58,6 +67,9 @@ def test_the_experiment_pauses_with_the_evidence_and_goes_on_when_it_is_resumed(
     )
     assert why.replace("<", "&lt;") in html.render(gather(world.paths), world.clock.now)
 
+    part = holder.decided.searcher
+    known = json.loads(json.dumps(part.encode()))  # as a snapshot has it
+    assert known["halts"] and SearcherPart(part.search).decode(known).halts
     holder.close()  # another holder finds it so
     holder = world.holder()
     later(world, holder, 1)

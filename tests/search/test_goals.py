@@ -377,6 +377,12 @@ def test_one_objective_is_the_metric_and_a_resolved_config_is_a_config(tmp_path:
         ("objectives: [{metric: a}, {metric: a}]", "'a' is there twice"),
         ("objectives: [{metric: a}, {metric: b}]\n  metric: b", "'a' of the first"),
         ("objectives: [{metric: a}, {metric: b}]\n  name: pasha", "several objectives give none"),
+        (
+            "constraints: [{metric: gov.x, upper: 1}]",
+            "constraints: nothing reports 'gov.x' without",
+        ),
+        ("metric: gov.x", "metric: nothing reports 'gov.x' without a policy"),
+        ("objectives: [{metric: a}, {metric: gov.x}]", "objectives: nothing reports 'gov.x'"),
         ("sampler: {name: tpe, population_size: 9}", "only nsga2 has a population"),
         ("name: nsga2\n  sampler: {name: gp}", "nsga2 with the sampler gp"),
     ],
@@ -385,6 +391,10 @@ def test_what_cannot_be_is_said(more: str, says: str, tmp_path: Any) -> None:
     file = tmp_path / "a.yaml"
     named = any(line.strip().startswith("name: ") for line in more.splitlines())
     text = CONFIG.replace("  name: async_halving\n", "") if named else CONFIG
+    text = text.replace("  metric: loss\n", "") if more.startswith("metric: ") else text
     file.write_text(f"{text}  {more}\n")
     with pytest.raises(ConfigError, match=says):
         load(file)
+    if "gov." in more:  # under a policy it is measured
+        file.write_text(f"{text}  {more}\ngovernance: {{policy: p.yaml}}\n")
+        assert load(file).config.governance is not None

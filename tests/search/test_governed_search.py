@@ -79,6 +79,7 @@ def test_gates_do_not_loosen_what_users_ask_for_nor_the_other_way_round() -> Non
         "gov.memorization": gate("hard")[0],
     }
     assert metrics.constraints(POLICY, found) == [own, *metrics.constraints(POLICY)]
+    assert metrics.constraints(None, found) == [own]
     warned = dataclasses.replace(POLICY, memorization=Rules(Twins(), on_violation="warn"))
     harder = {"metric": "gov.memorization", "upper": 0.5, "lower": -0.5, "mode": "stop"}
     [*_, last] = metrics.constraints(warned, [harder])

@@ -231,7 +231,7 @@ def _searcher(config: Resolved) -> Iterator[Problem]:
     yield from _schedule(asked)
     yield from _stopping(asked)
     yield from _sampler(asked)
-    yield from search_goals.problems(asked)
+    yield from search_goals.problems(asked, config.governance is not None)
     if asked.max_length is None and is_class(config.entrypoint):
         hint = "max_length: {batches: 1000}"
         yield Problem("searcher.max_length", "'max_length' is missing: how long to train", hint)

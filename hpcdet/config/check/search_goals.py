@@ -6,13 +6,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from hpcdet.config.check.problems import Problem
+from hpcdet.goals import RESERVED
 from hpcdet.store.config.searcher_keys import COPYING, MODELLED, Constraint, Searcher
 from hpcdet.store.fs import typed_fields
 
 
-def problems(asked: Searcher) -> Iterator[Problem]:
-    """Yield objectives and constraints that are impossible, or that the method does not support."""
+def problems(asked: Searcher, governed: bool) -> Iterator[Problem]:
+    """Yield objectives and constraints that are impossible, or that the method does not support.
+
+    Args:
+        governed: the experiment has a policy.
+    """
     yield from _past(asked)
+    if not governed:
+        yield from _unmeasured(asked)
     key = "searcher.objectives"
     for metric in _twice(one["metric"] for one in asked.objectives):
         yield Problem(key, f"{metric!r} is there twice", "keep one of them")
@@ -38,6 +45,20 @@ def problems(asked: Searcher) -> Iterator[Problem]:
         elif asked.max_length and one.warmup.value > asked.max_length.value:
             what = f"no trial trains for {one.warmup}, so the constraint would never apply"
             yield Problem(f"{key}.{n}.warmup", what, f"at most {asked.max_length}")
+
+
+def _unmeasured(asked: Searcher) -> Iterator[Problem]:
+    """Metrics that governance alone reports, where there is no policy."""
+    objectives = [one["metric"] for one in asked.objectives] or [asked.metric]
+    places = {
+        "searcher.objectives" if asked.objectives else "searcher.metric": objectives,
+        "searcher.constraints": [one["metric"] for one in asked.constraints],
+    }
+    for key, names in places.items():
+        for name in names:
+            if name.startswith(RESERVED):
+                what = f"nothing reports {name!r} without a policy"
+                yield Problem(key, what, "governance: {policy: FILE}, or another metric")
 
 
 def _twice(names: Iterable[str]) -> list[str]:
