@@ -30,7 +30,8 @@ from typing import Any
 
 import yaml
 
-from hpcdet import checkpoint, config
+from hpcdet import checkpoint
+from hpcdet.config import api as config
 from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, Trial, Verdict

@@ -68,9 +68,11 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("release", "control.control", "Let jobs start that were held."),
         Verb("tag", "control.control", "Add or remove labels."),
     ),
+    "Govern": (
+        Verb("policy", "govern.policy", "Check, compile, show, compare and report on policies."),
+    ),
     "Artefacts": (
         Verb("ckpt", "artefacts.ckpt", "List, verify, export, pin and remove checkpoints."),
-        Verb("policy", "artefacts.policy", "Check, compile, show and report on policies."),
         Verb("move", "artefacts.folders", "Move an experiment's folder."),
         Verb("archive", "artefacts.folders", "Pack an ended experiment into one file."),
         Verb("rm", "artefacts.folders", "Remove ended experiments."),

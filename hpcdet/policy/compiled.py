@@ -15,13 +15,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.store.fs import files, typed_fields
+
+if TYPE_CHECKING:  # it takes a tenth of a second to import, and checking a policy does not need it
+    import numpy as np
+    from numpy.typing import NDArray
 
 SCHEMA = "hpcdet-policy/1"
 LARGEST = 16 << 20
@@ -30,7 +31,7 @@ LARGEST = 16 << 20
 MIX = "+"
 """Between the sources of a row that has several."""
 
-Matrix = NDArray[np.float64]
+Matrix: TypeAlias = "NDArray[np.float64]"
 """Weights in [0, 1], float64[sources, layers]: how much of a source's gradient a layer gets."""
 
 Assurance = Literal["direct", "state_clean", "isolated"]
@@ -257,6 +258,8 @@ class CompiledPolicy:
 
     def weights(self) -> Matrix:
         """The weights, float64[sources, layers]."""
+        import numpy as np
+
         return np.array(self.matrix, dtype=np.float64)
 
     @property
@@ -346,6 +349,8 @@ def exposure(policy: CompiledPolicy, counts: Mapping[str, int]) -> Matrix:
     Raises:
         KeyError: a source is unknown.
     """
+    import numpy as np
+
     codes, weights = policy.codes, policy.weights()
     found = np.zeros_like(weights)
     for name, units in counts.items():
@@ -364,6 +369,8 @@ def admitted_share(counts: Sequence[int] | NDArray[np.int64], weights: Matrix) -
         counts: rows of each kind, not all 0.
         weights: float64[kinds, layers].
     """
+    import numpy as np
+
     rows = np.asarray(counts, dtype=np.float64)
     share: Matrix = rows @ weights / rows.sum()
     return share

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from hpcdet import config
+from hpcdet.config import api as config
 from hpcdet.config.check import problems, search_methods
 from hpcdet.config.check.section_models import model
 from hpcdet.config.determined import unsupported_keys

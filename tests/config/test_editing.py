@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet import config
+from hpcdet.config import api as config
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.store.fs import yaml12
 from tests.commands import Cli

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcdet import config
+from hpcdet.config import api as config
 from hpcdet.config.check import problems
 from hpcdet.config.check.section_models import completed
 from hpcdet.config.determined import unsupported_keys

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from hpcdet import config
+from hpcdet.config import api as config
 from hpcdet.config.check import problems
 from hpcdet.config.determined import unsupported_keys
 from hpcdet.errors import NotFound

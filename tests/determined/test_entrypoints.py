@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet import config
+from hpcdet.config import api as config
 from hpcdet.errors import ConfigError
 from hpcdet.process.entrypoint import parse
 from hpcdet.store.config import resolved_config as resolved

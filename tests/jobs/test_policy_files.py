@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hpcdet import config
 from hpcdet import site as sites
+from hpcdet.config import api as config
 from hpcdet.config.policy.policy_file import read_policy
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.create import create
@@ -191,7 +191,7 @@ def test_a_policy_that_is_gone_or_another_one_does_not_train(model: Path) -> Non
 def test_checking_a_config_brings_numpy_only_with_a_policy(model: Path) -> None:
     (model / "config.yaml").write_text(CONFIG)
     code = (
-        "import sys; from pathlib import Path; from hpcdet import config;"
+        "import sys; from pathlib import Path; from hpcdet.config import api as config;"
         "config.load(Path(sys.argv[1])); print('numpy' in sys.modules)"
     )
     argv = [sys.executable, "-c", code, str(model / "config.yaml")]

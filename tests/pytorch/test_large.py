@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpcdet import config
+from hpcdet.config import api as config
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch.gradients import blocks, ddp, fsdp2, virtual_rank_state
 from hpcdet.pytorch.gradients import buffers as _buffers

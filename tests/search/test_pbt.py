@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet import config
+from hpcdet.config import api as config
 from hpcdet.errors import ConfigError
 from hpcdet.search.api import codec
 from hpcdet.search.api import events as api

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet import config
+from hpcdet.config import api as config
 from hpcdet.control.requests import commands
 from hpcdet.read.views import views
 from hpcdet.search.api.events import Create, Event, Report, SegmentEnd, Shutdown, Start, Stop

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcdet import config
+from hpcdet.config import api as config
 from hpcdet.search.api.sampling import Observation
 from hpcdet.search.samplers.optuna_samplers import ModelBased
 from hpcdet.space.space import Space

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from hpcdet import config
+from hpcdet.config import api as config
 from hpcdet.config.check.section_models import model
 from hpcdet.control.requests.replay import Replay
 from hpcdet.errors import ConfigError, NotFound

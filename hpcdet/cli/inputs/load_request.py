@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcdet import config
 from hpcdet.cli.frame.settings import settings
+from hpcdet.config import api as config
 from hpcdet.config.load import load_config
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import requirements

@@ -25,6 +25,7 @@ from hpcdet.schedulers.local import processes
 from hpcdet.search import registry
 from hpcdet.search.api import events
 from hpcdet.search.methods.program import ProgramError
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Trial
 from hpcdet.store.fs import files
 
@@ -104,14 +105,14 @@ def _rehearse_here(wanted: SubmitRequest, timeout: float | None) -> None:
         variables = launch.with_variables(os.environ, wanted.resolved.environment)
         with busy("testing the code on one batch"):
             try:
-                code, said = _ended(argv, variables, timeout)
+                code, said = ended(argv, variables, timeout)
             except subprocess.TimeoutExpired as error:
                 what = f"the test did not end in {timeout:.0f} s"
                 raise StillPending(what, where=str(wanted.model_dir)) from error
-    _judge(wanted, code, said)
+    judge(wanted, code, said)
 
 
-def _ended(
+def ended(
     argv: Sequence[str], variables: Mapping[str, str], timeout: float | None
 ) -> tuple[int, str]:
     """Run a command and return exit code and output; none of its processes outlives this one."""
@@ -148,11 +149,16 @@ def _rehearse_on_a_node(wanted: SubmitRequest, timeout: float) -> None:
         argv = [python, *_rehearsal(wanted, place / "experiments")]
         answer, said = one_shot_job.run(place, wanted.site, alone, argv, timeout, wanted.policy)
     settings().note(f"the test ran on {answer.host}")
-    _judge(wanted, answer.code, said)
+    judge(wanted, answer.code, said)
 
 
 def _rehearsal(wanted: SubmitRequest, folder: Path) -> list[str]:
-    """Create the experiment of a rehearsal and return the arguments for Python.
+    """Create the experiment of a rehearsal and return the arguments for Python."""
+    return ["-Pm", "hpcdet.attempt", "--test", str(experiment(wanted, folder).root)]
+
+
+def experiment(wanted: SubmitRequest, folder: Path) -> ExperimentPaths:
+    """Create an experiment for trying its code, with the first trial; no job belongs to it.
 
     It is one of its own, in a folder that is removed: what a rehearsal leaves behind would be part
     of the one that is submitted, and where the code fails, nothing of that may have been made.
@@ -171,10 +177,15 @@ def _rehearsal(wanted: SubmitRequest, folder: Path) -> list[str]:
     first = _first_trial(wanted, paths.code)
     files.make_folder(paths.trial(1).root)
     first.write_once(paths.trial(1).record)
-    return ["-Pm", "hpcdet.attempt", "--test", str(paths.root)]
+    return paths
 
 
-def _judge(wanted: SubmitRequest, code: int, output: str) -> None:
+def judge(wanted: SubmitRequest, code: int, output: str) -> None:
+    """Say how a try has ended, by its exit code and what it printed.
+
+    Raises:
+        ConfigError: it failed; the hint holds the end of what it printed.
+    """
     if settings().verbose:
         settings().note(output.rstrip())
     said = [line for line in output.splitlines() if line.strip()]

@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from hpcdet import config
 from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.inputs import preview
 from hpcdet.cli.inputs.load_request import config_argument, request, setting_options
+from hpcdet.config import api as config
 from hpcdet.errors import NotFound
 from hpcdet.read.experiment import changes, gather
 from hpcdet.read.lookup import find
@@ -172,8 +172,8 @@ def explain_key(key: str) -> None:
     \b
     Example: hpcdet config explain searcher.max_trials
     """
-    from hpcdet.config import explain
     from hpcdet.config.check import problems
+    from hpcdet.config.schema import explain
 
     click.echo(explain(key) if key else "\n".join(problems.all_keys()))
 
@@ -185,6 +185,6 @@ def print_schema() -> None:
     \b
     Example: hpcdet config schema > hpcdet.schema.json
     """
-    from hpcdet.config import schema
+    from hpcdet.config.schema import schema
 
     click.echo(json.dumps(schema(), indent=2))

@@ -73,7 +73,7 @@ def _from_script(folder: Path, script: Path, profile: str | None, dry_run: bool)
         ConfigError: the script runs nothing that a rank could run, or it makes no valid config.
         UsageError: one of these files is there already.
     """
-    from hpcdet import config
+    from hpcdet.config import api as config
     from hpcdet.jobs.script.job_script_import import translate
     from hpcdet.store.config.resolved_config import dump
     from hpcdet.store.fs import yaml12

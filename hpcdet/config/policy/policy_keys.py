@@ -68,7 +68,10 @@ class PolicySection(BaseModel):
     """A map of the policy: no unknown keys, no conversion of types."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        arbitrary_types_allowed=True,
     )
 
 

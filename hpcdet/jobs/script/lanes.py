@@ -19,7 +19,7 @@ from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Intent
 
 if TYPE_CHECKING:
-    from hpcdet.config import LoadedConfig
+    from hpcdet.config.load.load_config import LoadedConfig
 
 KEY = "worker.lanes"
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")

@@ -6,15 +6,16 @@ import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcdet.errors import IntegrityError
-from hpcdet.policy import measures
 from hpcdet.policy.compiled import CompiledPolicy
-from hpcdet.read.experiment.gather import Gathered, GatheredTrial, gather
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.trials import manifests
 from hpcdet.store.trials.standing import latest_checkpoint
+
+if TYPE_CHECKING:  # other verbs on policies need neither journals nor numpy
+    from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,8 @@ def governance(source: ExperimentPaths | Gathered, trial: int = 0) -> list[Gover
     Raises:
         GovernanceBroken: the policy is not what was written.
     """
+    from hpcdet.read.experiment.gather import gather
+
     gathered = gather(source)
     if gathered.config.governance is None:
         return []
@@ -126,6 +129,8 @@ def governance(source: ExperimentPaths | Gathered, trial: int = 0) -> list[Gover
 
 
 def _view(trial: GatheredTrial, policy: CompiledPolicy) -> GovernanceView:
+    from hpcdet.policy import measures
+
     step, block = _block(trial)
     sources = [one.id for one in policy.sources]
     matrix = [list(row) for row in policy.matrix]
@@ -186,6 +191,8 @@ def _conforms(
     one: MeasuredView, policy: CompiledPolicy, sizes: Mapping[str, int]
 ) -> tuple[list[float], int]:
     """Conformance of each kind of rows in a probe, and its violations."""
+    from hpcdet.policy import measures
+
     weights = [_weights(kind, one.layers, policy) for kind in one.sources]
     counts = [sizes.get(layer, 1) for layer in one.layers]
     found = measures.conformance(one.routed, one.unrouted, weights, counts)

@@ -1,4 +1,4 @@
-"""``policy``: verbs on policies, which say which data may change which layers."""
+"""``policy report``: what trials under a policy have learned from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from hpcdet.cli.frame.ids import id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import NotFound
-from hpcdet.read.lookup import find
 from hpcdet.read.views.governance import GovernanceView, governance
 
 _REPORT = (
@@ -23,16 +22,7 @@ _REPORT = (
 )
 
 
-@click.group("policy", short_help="Check, compile, show and report on policies.")
-def policy_command() -> None:
-    """Policies: which data may change which layers.
-
-    \b
-    Example: hpcdet policy report digits-7f3a
-    """
-
-
-@policy_command.command("report")
+@click.command("report")
 @id_argument()
 @output("policy.report", GovernanceView)
 def report(out: Output, id: str) -> None:
@@ -44,6 +34,8 @@ def report(out: Output, id: str) -> None:
     \b
     Example: hpcdet policy report digits-7f3a -o json
     """
+    from hpcdet.read.lookup import find
+
     found = find.reference(id, settings().root)
     rows = governance(found.paths, found.trial)
     if not rows:

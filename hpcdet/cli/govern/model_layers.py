@@ -1,0 +1,62 @@
+"""The layers of a config's model under a policy, from a process of its own (the node tower)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdet.cli.frame.progress import busy
+from hpcdet.cli.inputs.load_request import request
+from hpcdet.cli.run import preflight
+from hpcdet.config.policy.policy_file import read_policy
+from hpcdet.jobs.script import launch
+from hpcdet.policy.codes import PolicyRefused
+
+
+@dataclass(frozen=True)
+class ModelLayers:
+    """What ``python -m hpcdet.model_layers`` found.
+
+    Attributes:
+        groups: for each layer, the places of the policy's layers that it obeys.
+        parameters: name, shape and layer of each.
+        operators: name, class and kind of each module with parameters.
+    """
+
+    layers: list[str]
+    groups: list[list[int]]
+    parameters: list[list[Any]]
+    operators: list[list[Any]]
+
+
+def of(config_file: Path, policy: Path) -> ModelLayers:
+    """Make the model of a config's first trial under a policy.
+
+    Raises:
+        ConfigError: the config is wrong, its code fails, or the policy does not fit the model.
+    """
+    set_policy = f"governance.policy={json.dumps(str(policy.absolute()))}"
+    wanted = request(config_file, None, [set_policy], None)
+    wanted = dataclasses.replace(
+        wanted, loaded=dataclasses.replace(wanted.loaded, policy=read_policy(str(policy)))
+    )
+    with tempfile.TemporaryDirectory(prefix="hpcdet-policy-") as folder:
+        paths = preflight.experiment(wanted, Path(folder) / "experiments")
+        answer = Path(folder) / "layers.json"
+        argv = [sys.executable, "-Pm", "hpcdet.model_layers", str(paths.root), str(answer)]
+        variables = launch.with_variables(os.environ, wanted.resolved.environment)
+        with busy("making the model"):
+            code, said = preflight.ended(argv, variables, None)
+        if code != 0 or not answer.exists():
+            preflight.judge(wanted, code or 1, said)
+        found = json.loads(answer.read_text())
+    if "refused" in found:
+        refusal, what, where, hint = found["refused"]
+        raise PolicyRefused(refusal, what, where=f"{policy}: {where}", hint=hint)
+    return ModelLayers(**found)
