@@ -68,6 +68,29 @@ class Centred(Governed):
         return found - found.mean() + found.detach()
 
 
+class Gan(Governed):
+    losses = pytorch.PyTorchTrial.losses
+
+    def __init__(self, context):
+        super().__init__(context)
+        maker = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Tanh(), nn.Identity())
+        maker.append(nn.Linear(8, 6))
+        self.maker = context.wrap_model(maker)
+        self.makes = context.wrap_optimizer(torch.optim.SGD(self.maker.parameters(), 0.01))
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        x, _ = (one.to(self.dtype) for one in batch)
+        fake = self.maker(torch.randn(len(x), 3))
+        real = functional.softplus(-self.model(x)).mean()
+        loss = real + functional.softplus(self.model(fake.detach())).mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        made = functional.softplus(-self.model(fake)).mean()
+        self.context.backward(made)
+        self.context.step_optimizer(self.makes)
+        return {"loss": loss.item()}
+
+
 class Views(Governed):
     losses = pytorch.PyTorchTrial.losses
 
@@ -152,6 +175,14 @@ def test_rows_that_code_names_are_probed_by_their_gradients(tmp_path: Path) -> N
     _, attempt = trained(tmp_path / "EXP", "Views", 1)
     [found] = probed(attempt)
     assert [value == 0 for value in found["on"][2]] == [True, True, False]
+
+
+def test_two_models_with_an_optimizer_each_are_probed_together(tmp_path: Path) -> None:
+    _, attempt = trained(tmp_path / "EXP", "Gan", 1, until=3)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.cause == "completed", attempt.log()
+    [found] = probed(attempt)
+    assert [value == 0 for value in found["on"][1]] == [True, False, False]
 
 
 def test_a_model_that_fsdp2_divides_is_not_probed_and_says_so(tmp_path: Path) -> None:

@@ -315,6 +315,22 @@ def test_a_loss_whose_own_backward_mixes_rows_is_found() -> None:
     assert any("P13" in text for text in only(probe(Net(), loss), 2))
 
 
+def test_a_part_of_the_loss_that_a_model_computes_over_the_batch_is_found() -> None:
+    class Balanced(Net):
+        def forward(self, x: torch.Tensor) -> Any:
+            y = super().forward(x)
+            return y, y.detach().softmax(1).mean(0).square().sum() * y.mean()
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        y, balance = model(batch[0])
+        found: torch.Tensor = functional.cross_entropy(y, batch[1]) + balance
+        return found
+
+    assert any(
+        "P13: the loss has a part of no row" in text for text in only(probe(Balanced(), loss), 4)
+    )
+
+
 def test_a_weight_penalty_in_the_loss_is_found() -> None:
     def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
         return (

@@ -152,11 +152,22 @@ def _by_source(probe: Probe) -> list[torch.Tensor] | None:
         probe.layout.units(one) is not one for _, one in routed_calls(watched)
     ):
         return None  # a module without tokens takes the least weight of a row's
-    ends = [loss] if loss.dim() else watched.outputs(probe.models)
-    slopes = torch.autograd.grad(loss.sum(), ends, retain_graph=True, allow_unused=True)
+    ends = [loss]
+    slopes: list[torch.Tensor | None] = [torch.ones_like(loss)]
+    if loss.dim() == 0:  # what of the loss comes by an output itself, not by a later one's
+        ends, slopes = watched.outputs(probe.models), _slopes(probe, lambda one: one)
     known = [(end, slope) for end, slope in zip(ends, slopes, strict=True) if slope is not None]
     if not known:
         return None
+    for end, _ in known:
+        if probe.layout.flags(probe.codes >= 0, probe.layout.units(end)) is None:
+            raise PolicyRefused(
+                "P13",
+                f"the loss has a part of no row: an output of shape {tuple(end.shape)}",
+                where="train_batch",
+                hint="leave out what is computed over the batch, such as a loss that balances "
+                "experts, or give it per row",
+            )
     total = [torch.zeros_like(one, dtype=torch.float64) for one in probe.parameters]
     for code in np.unique(probe.codes):
         flags = probe.codes == code

@@ -57,7 +57,8 @@ class Probing:
         generators = self._session.registered.generators
         before = rng.capture(generators)
         try:
-            with self._context.reducer.silence(), self._aside():
+            phases = self._session.profile.phases
+            with phases.within("other"), self._context.reducer.silence(), self._aside():
                 self._found = audit(self._guard, batch, lambda one: self._loss(one, part, batches))
         finally:
             rng.restore(before, generators)
