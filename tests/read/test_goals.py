@@ -105,7 +105,8 @@ def test_without_a_feasible_trial_the_nearest_is_named_as_what_it_is(cli: Cli) -
     assert status.nearest is not None and status.nearest.trial == 6
     said = "no trial is feasible; nearest: trial 6 (loss 0.9, ms 1), infeasible"
     assert said in cli("status", "digits").out and said in cli("best", "digits").err
-    assert "no trial has a value of loss" in cli("show", "digits/@best", code=3).err
+    infeasible = "no trial is feasible; nearest: trial 6, infeasible"
+    assert infeasible in cli("show", "digits/@best", code=3).err
     assert cli("metrics", "digits", "--best", "--name", "loss", "-o", "json").items == []
     assert said in report.render(gather(built.paths), EPOCH.timestamp() + 1000)
 

@@ -169,13 +169,16 @@ def _is_one(paths: ExperimentPaths) -> bool:
 
 
 def _best(paths: ExperimentPaths) -> int:
-    """Return the best trial by the searcher's metric. Raises NotFound if none has a value."""
+    """Return the best trial by the searcher's metric. Raises NotFound if there is none."""
     from hpcdet.read.views import views  # completion finds ids without reading experiments
 
     item = views.status(paths)
     if item.best is None:
         hint = f"see how they stand with: hpcdet status {home.called(paths)}"
-        raise NotFound(f"no trial has a value of {item.metric} yet", where=paths.id, hint=hint)
+        what = f"no trial has a value of {item.metric} yet"
+        if item.nearest is not None:
+            what = f"no trial is feasible; nearest: trial {item.nearest.trial}, infeasible"
+        raise NotFound(what, where=paths.id, hint=hint)
     return int(item.best.trial)
 
 
