@@ -126,9 +126,10 @@ class CheckpointContext:
         wait: bool = True,
         alone: bool = False,
     ) -> None:
+        session = self._session
+        session.refuse_ungoverned()
         self.begin()
         self._train.advance(steps_completed)
-        session = self._session
         ranks, peers = session.ranks, session.peers
         if not alone:
             state = checkpoint.spread(
@@ -196,6 +197,7 @@ class CheckpointContext:
                 missing, or ranks say different things of the same key.
             Unavailable: the ranks do not see each other's files.
         """
+        self._session.refuse_ungoverned()
         if not shard and not self._session.ranks.chief:
             raise UsageError(
                 "only rank 0 stores a folder that is not sharded",

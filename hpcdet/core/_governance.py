@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.train.attempt.session import Session
 
@@ -24,6 +26,7 @@ class GovernanceContext:
     state: GovernanceState | None = None
 
     def __init__(self, session: Session) -> None:
+        self._session = session
         if session.config.governance is not None:
             self._begin(session, session.config.governance)
 
@@ -38,3 +41,17 @@ class GovernanceContext:
         policy = experiment_policy.load(experiment, named)
         self.guard = Guard(policy, session.device, session.peers.allgather)
         self.state = GovernanceState(self.guard)
+
+    def take(self, model: torch.nn.Module) -> None:
+        """Route the gradients of a model that learns; nothing without a policy.
+
+        Raises:
+            PolicyRefused: its parameters are not each in one layer, or it cannot be routed.
+        """
+        if self.guard is not None:
+            self.guard.take(model)
+            self._session.governed = True
+
+    def metrics(self) -> dict[str, float]:
+        """What governance reports at a validation, ``gov.…``; nothing without a policy."""
+        return {} if self.state is None else self.state.metrics()

@@ -77,6 +77,7 @@ class TrainContext:
         if group == "validation":
             self.validation = (steps_completed, dict(metrics))
             self.validated = self.units
+        self._session.refuse_ungoverned()
         self._session.report(group, self.units, metrics)
         late = group == "validation" and steps_completed == self._unseen
         if late and self._session.ranks.chief:

@@ -17,6 +17,8 @@ from hpcdet.guard.guard import Guard
 from hpcdet.policy.changes import differences, kind_of
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.policy.measures import admission
+from hpcdet.policy.metrics import ADMISSION, COVERAGE, VIOLATIONS
 
 KEY = "governance"
 """Of the state in a checkpoint's shared state, and of its summary in the manifest's meta."""
@@ -80,6 +82,17 @@ class GovernanceState:
             "windows": guard.windows(),
             "forbidden": dict(self._forbidden),
         }
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of a validation: of the whole trial, and never of users' code.
+
+        No chain is verified, so that nothing is covered. A probe that finds a violation ends the
+        trial: one that validates has none.
+        """
+        exposure = self._guard.exposure
+        total = sum(exposure.rows.values()) + exposure.dropped
+        admitted = admission(total - exposure.dropped, exposure.dropped) if total else 1.0
+        return {COVERAGE: 0.0, VIOLATIONS: 0.0, ADMISSION: admitted}
 
     def summary(self) -> dict[str, Any]:
         """What readers find in the manifest's meta, without opening the state."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # numpy: not for those who only read metrics
     from hpcdet.policy.twins import TwinVerdict
 
 COVERAGE = f"{RESERVED}coverage"
+ADMISSION = f"{RESERVED}admission"
 VIOLATIONS = f"{RESERVED}violations"
 MEMORIZATION = f"{RESERVED}memorization"
 _ADVANTAGE = f"{RESERVED}advantage."

@@ -279,3 +279,20 @@ def test_what_cannot_be_governed_is_refused_by_its_code(case: str, tmp_path: Pat
     verdict = attempt.verdict()
     assert verdict is not None and verdict.verdict in ("fail", "norestart"), attempt.log()
     assert code in attempt.log()
+
+
+def test_training_that_no_guard_governs_is_refused(tmp_path: Path) -> None:
+    """A script of one's own, whatever it does: reports, saves, or just ends."""
+    acts = {
+        "reports": "context.train.report_validation_metrics(1, {'validation_loss': 1.0})",
+        "saves": "context.checkpoint.save({'a': 1}, 1)",
+        "ends": "pass",
+    }
+    for name, act in acts.items():
+        trial = make(tmp_path / name, 1, policy(), entrypoint=["python", "own.py"])
+        code = f"from hpcdet import core\n\nwith core.init() as context:\n    {act}\n"
+        (tmp_path / name / "code" / "own.py").write_text(code)
+        attempt = ranks.run(trial, 1)
+        verdict = attempt.verdict()
+        assert verdict is not None and verdict.verdict in ("fail", "norestart"), attempt.log()
+        assert "P16" in attempt.log(), attempt.log()

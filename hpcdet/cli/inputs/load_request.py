@@ -199,10 +199,11 @@ def request(
     for file in filter(None, (config_file, template)):
         trust.refuse_writable_by_others(file, "config")
     if loaded.config.governance is not None:
-        from hpcdet.config.policy.policy_file import read_policy  # it brings numpy
+        from hpcdet.config.load.enforced import governed  # they bring numpy
+        from hpcdet.config.policy.policy_file import read_policy
 
         policy = read_policy(loaded.config.governance.policy, config_file.absolute().parent)
-        loaded = _placed(replace(loaded, policy=policy), policy.compiled, chosen)
+        loaded = _placed(governed(loaded, policy), policy.compiled, chosen)
     wanted = SubmitRequest(lanes.settled(loaded, chosen), chosen, folder)
     if ask is None:
         return wanted

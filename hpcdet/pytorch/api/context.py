@@ -78,7 +78,7 @@ class PyTorchTrialContext(TrialContext):
         Raises:
             ConfigError: what the config asks for does not go with this model or this machine.
         """
-        wrapped = wrap(model, self.core.session, self.reducer, self.learning.guard)
+        wrapped = wrap(model, self.core.session, self.reducer, self.core.governance)
         self.models.append(wrapped)
         return wrapped
 

@@ -301,6 +301,7 @@ class Loop:
         self._progress.owed = False
         self._saves.changed = True
         refuse_reserved(metrics)
+        metrics |= self._core.governance.metrics()
         self._session.report("validation", units, metrics)
         metric = training.searcher_metric(self._session, metrics, units)
         if training.beats(self._session, metric, self._progress.best):

@@ -16,11 +16,11 @@ from hpcdet.pytorch.gradients.reducer import GradientReducer
 from hpcdet.pytorch.step import recompute
 
 if TYPE_CHECKING:  # imported where there is a policy only
-    from hpcdet.guard.guard import Guard
+    from hpcdet.core._governance import GovernanceContext
 
 
 def wrap(
-    model: nn.Module, session: Session, reducer: GradientReducer, guard: Guard | None = None
+    model: nn.Module, session: Session, reducer: GradientReducer, governance: GovernanceContext
 ) -> nn.Module:
     """A model on this rank's device, as the config and the policy want it.
 
@@ -31,8 +31,9 @@ def wrap(
     learns = any(one.requires_grad for one in model.parameters())
     if learns and session.config.distributed.strategy == "fsdp2" and session.ranks.world == 1:
         _check_alone(session)
-    if guard is not None and learns:
-        guard.take(model)
+    if learns:
+        governance.take(model)
+    guard = governance.guard
     remembering = None if guard is None else guard.router.recomputing
     recompute.recompute(model, wanted.activation_checkpointing, remembering)
     if wanted.compile:

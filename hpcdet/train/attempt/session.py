@@ -20,6 +20,7 @@ from hpcdet.checkpoint import CheckpointFailed, Manifest
 from hpcdet.data import rng
 from hpcdet.data.sample_order import subseed
 from hpcdet.data.virtual_ranks import Virtual
+from hpcdet.policy.codes import PolicyRefused
 from hpcdet.process import signals
 from hpcdet.process.console import say_error
 from hpcdet.process.location import AttemptLocation
@@ -60,6 +61,7 @@ class Session:
         length: how long to train, and where the search compares trials.
         coordinator: what all ranks agree to do after each step.
         finished: the verdict has been given.
+        governed: the experiment's policy routes the gradients of a model here.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Session:
         )
         self.length = self.coordinator.length
         self.finished = False
+        self.governed = False
         self._fingerprint: fingerprint.Fingerprint = {}
         self._verdict = place.attempt.verdict
 
@@ -97,6 +100,20 @@ class Session:
     def attached(self) -> bool:
         """True in an experiment; False where a script runs alone."""
         return self.place.experiment is not None
+
+    def refuse_ungoverned(self) -> None:
+        """Refuse training of which the experiment's policy governs nothing.
+
+        Raises:
+            PolicyRefused: there is a policy, and no model was given to it (P16).
+        """
+        if self.config.governance is not None and not self.governed:
+            raise PolicyRefused(
+                "P16",
+                "the experiment has a policy, and this training is not governed by it",
+                where="governance.policy",
+                hint="train a PyTorchTrial, whose models and data the policy governs",
+            )
 
     # -- beginning ---------------------------------------------------------------------------
 
@@ -196,6 +213,7 @@ class Session:
 
     def finish(self, cause: Cause, units: Units) -> None:
         """Say why this attempt ends, on all ranks together, after the last save."""
+        self.refuse_ungoverned()
         done = cause in ("completed", "stopped")
         reached = cause == "completed" and self.length.until and units.reached(self.length.until)
         self.coordinator.settle()

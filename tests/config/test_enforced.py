@@ -1,0 +1,59 @@
+"""Submitting under a policy: the search gets its gates, and what is not enforced is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpcdet.config.load import load_config
+from hpcdet.config.load.enforced import governed
+from hpcdet.config.policy.policy_file import read_policy
+from tests import TOP
+from tests.commands import Cli
+
+EXAMPLE = TOP / "examples" / "governed"
+
+
+def test_the_search_of_a_governed_experiment_has_the_policys_gates() -> None:
+    loaded = load_config.load(EXAMPLE / "governed.yaml")
+    found = governed(loaded, read_policy("policy.yaml", EXAMPLE))
+    gates = {one["metric"]: one for one in found.resolved()["searcher"]["constraints"]}
+    assert gates["gov.violations"] == {
+        "metric": "gov.violations",
+        "upper": 0.0,
+        "mode": "hard",
+        "origin": "policy",
+    }
+    assert gates["gov.coverage"]["lower"] == 0.0
+    assert found.origins["searcher.constraints"] == "policy"
+    assert found.policy is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("coverage", {"min": 0.5}, "coverage.min"),
+        ("assurance", "isolated", "isolated"),
+        ("memorization", {"twins": {"pairs": 100}}, "memorization.twins"),
+        ("ledger", {"anchor": ["syslog"]}, "ledger.anchor"),
+    ],
+)
+def test_what_nothing_enforces_is_refused_by_name(
+    key: str, value: object, named: str, cli: Cli, tmp_path: Path
+) -> None:
+    policy = yaml.safe_load((EXAMPLE / "policy.yaml").read_text())
+    policy[key] = value
+    if value == "isolated":
+        policy["layers"][2]["lane"] = True
+        policy["rules"] = [
+            {"id": "lane", "match": {"source": "restricted"}, "layers": ["head"], "weight": 1.0},
+            {"id": "rest", "match": {"not": {"source": "restricted"}}, "layers": ["*", "!head"],
+             "weight": 1.0},
+        ]  # fmt: skip
+    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(policy))
+    for name in ("governed.yaml", "model_def.py"):
+        (tmp_path / name).write_text((EXAMPLE / name).read_text())
+    ran = cli("plan", tmp_path / "governed.yaml", "--site", "local", code=4)
+    assert named in ran.err and "does not enforce" in ran.err
