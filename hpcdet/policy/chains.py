@@ -1,0 +1,400 @@
+"""Provenance chains: how a source came to be what a trial reads, link by link.
+
+A chain is a file of JSON lines, each a link in canonical form: ``acquire``, then any number of
+``transform`` and ``acquire``, ``shard``, ``admit``. Each link has the SHA-256 of the one before. A
+signature of the link above it is a line of its own; it is over the bytes that DSSE signs. After
+``admit`` only ``revoke`` may come: the owner withdraws the source.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, get_args
+
+from hpcdet.errors import ConfigError
+from hpcdet.policy.codes import GovernanceBroken
+from hpcdet.policy.manifests import Manifest
+from hpcdet.store.fs import bounded_json, files, typed_fields
+
+LinkKind = Literal["acquire", "transform", "shard", "admit", "revoke"]
+KINDS: tuple[LinkKind, ...] = get_args(LinkKind)
+REQUIRED = ("acquire", "shard", "admit")
+"""Kinds that a complete chain has."""
+PAYLOAD = "application/vnd.hpcdet.chain-link+json"
+"""Type of what is signed: a link in canonical form."""
+LARGEST = 64 << 20
+"""Bytes of a chain."""
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_KEY = re.compile(r"[0-9a-f]{64}")
+_SIGNATURE = re.compile(r"[0-9a-f]{128}")
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Something that a link made or used, and its digest, ``sha256:…``."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class LinkTool:
+    """The program that a link ran; "" for what is not known of it."""
+
+    name: str = ""
+    version: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class ChainLink:
+    """A step in a source's history.
+
+    Attributes:
+        seq: from 0.
+        subject: what it made; ``materials``: of what.
+        params_sha256: digest of the parameters of ``tool``; "" without any.
+        actor: who did it.
+        time: ISO 8601.
+        prev: digest of the link before; "" of the first.
+    """
+
+    seq: int
+    kind: LinkKind
+    subject: tuple[Artifact, ...]
+    materials: tuple[Artifact, ...] = ()
+    tool: LinkTool = LinkTool()
+    params_sha256: str = ""
+    actor: str = ""
+    time: str = ""
+    prev: str = ""
+
+    def to_bytes(self) -> bytes:
+        """Its canonical form."""
+        return files.canonical(asdict(self))
+
+    @property
+    def digest(self) -> str:
+        """``sha256:…`` of its canonical form."""
+        return f"sha256:{hashlib.sha256(self.to_bytes()).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class LinkSignature:
+    """An Ed25519 signature of a link and the public key, both hex."""
+
+    key: str
+    signature: str
+
+    def to_bytes(self) -> bytes:
+        """Its canonical form."""
+        return files.canonical(asdict(self))
+
+    def is_of(self, link: ChainLink) -> bool:
+        """True if the key has signed the link."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        try:
+            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.key))
+            key.verify(bytes.fromhex(self.signature), _signed_bytes(link))
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The links of a chain, and the signatures of each by its place."""
+
+    links: tuple[ChainLink, ...] = ()
+    signatures: Mapping[int, tuple[LinkSignature, ...]] = field(default_factory=dict)
+
+    @property
+    def head(self) -> str:
+        """Digest of the last link; "" of a chain without links."""
+        return self.links[-1].digest if self.links else ""
+
+    @staticmethod
+    def load(path: Path) -> Chain:
+        """Read a chain; whether it holds together, ``verify`` finds out.
+
+        Raises:
+            GovernanceBroken: a line is neither a link nor a signature, in canonical form (G111).
+            OSError: it is not there, or may not be read.
+        """
+        data = files.read(path, LARGEST)
+        links: list[ChainLink] = []
+        signatures: dict[int, tuple[LinkSignature, ...]] = {}
+        for number, line in enumerate(data.splitlines(keepends=True), 1):
+            try:
+                found = _parse(line)
+                if isinstance(found, ChainLink):
+                    links.append(found)
+                    continue
+                place = len(links) - 1
+                if place < 0:
+                    raise ValueError("it signs nothing")
+                signatures[place] = (*signatures.get(place, ()), found)
+            except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+                what, hint = f"line {number}: {error}", "put it back from a backup"
+                raise GovernanceBroken("G111", what, where=str(path), hint=hint) from None
+        return Chain(tuple(links), signatures)
+
+
+@dataclass(frozen=True)
+class ChainProblem:
+    """What keeps a chain from being complete or active: its code, and the reason."""
+
+    code: str
+    what: str
+
+
+@dataclass(frozen=True)
+class ChainVerdict:
+    """What verification found.
+
+    Attributes:
+        head: digest of the chain's last link.
+        links_verified: links before the first that does not follow the one before it;
+            ``links_required``: all of them, at least one of each required kind.
+        complete: its links say, by a trusted key, how the data came to be.
+        active: complete, and the source may be used.
+    """
+
+    head: str
+    links_verified: int
+    links_required: int
+    problems: tuple[ChainProblem, ...]
+
+    @property
+    def complete(self) -> bool:
+        return not any(one.code in ("G111", "P06") for one in self.problems)
+
+    @property
+    def active(self) -> bool:
+        return not self.problems
+
+
+def verify(
+    chain: Chain,
+    manifest: Manifest | None,
+    trust: Collection[str],
+    *,
+    head: str = "",
+    expires: str = "",
+    revoked: Collection[str] = (),
+    admitted: int | None = None,
+    today: datetime.date | None = None,
+) -> ChainVerdict:
+    """Find out whether a chain is complete and active, and every reason why it is not.
+
+    Complete: the kinds that are required are there, in order; each link has the digest of the one
+    before; its materials were made by earlier links; what was admitted is the Merkle root of the
+    manifest, which ``shard`` made; the last link is signed by a trusted key. Active: complete, not
+    expired, not revoked, and examples of it were admitted.
+
+    Args:
+        manifest: None: what was admitted is compared with nothing, which is a problem.
+        trust: Ed25519 public keys, hex, that may sign for data.
+        head: digest of ``admit`` that a policy names; "": none does.
+        expires: last day of the agreement, ISO 8601; "": it has none.
+        revoked: sources, digests of links, and keys that are withdrawn.
+        admitted: examples in this run; None: before one.
+        today: in UTC if not given.
+    """
+    if not chain.links:
+        empty = (ChainProblem("P06", "the source has no provenance chain: no link is there"),)
+        return ChainVerdict("", 0, len(REQUIRED), empty)
+    linked, verified = _linked(chain.links)
+    last = next((one for one in chain.links if one.kind == "admit"), None)
+    found = [*linked, *_materials(chain.links), *_admitted(chain.links, last, manifest)]
+    if head and (last is None or last.digest != head):
+        found.append(f"it does not end with what the policy names, {head[:19]}…")
+    trusted = set(trust) - set(revoked)
+    for place, link in enumerate(chain.links):
+        final = link.kind in ("admit", "revoke") or place == len(chain.links) - 1
+        by = (one for one in chain.signatures.get(place, ()) if one.key in trusted)
+        if final and not any(one.is_of(link) for one in by):
+            found.append(f"link {place} ({link.kind}) is not signed by a trusted key")
+    problems = [ChainProblem("G111", what) for what in found]
+    problems += _ended(chain.links, manifest, expires, revoked, today)
+    if admitted == 0:
+        problems.append(ChainProblem("G112", "no example of the source was admitted"))
+    required = max(len(chain.links), len(REQUIRED))
+    return ChainVerdict(chain.head, verified, required, tuple(problems))
+
+
+def _linked(links: Sequence[ChainLink]) -> tuple[list[str], int]:
+    """Return what is wrong with the order and digests of links, and how many precede it."""
+    wrong: list[str] = []
+    verified, before = 0, ""
+    for place, link in enumerate(links):
+        if link.seq != place:
+            wrong.append(f"link {place} says that it is link {link.seq}")
+        if link.prev != before:
+            wrong.append(f"link {place} does not follow the one before it")
+        before = link.digest
+        verified += not wrong
+    kinds = [link.kind for link in links]
+    missing = [kind for kind in REQUIRED if kind not in kinds]
+    if missing:
+        wrong.append(f"it has no link of kind {', '.join(missing)}")
+    elif any(kind not in _NEXT[last] for last, kind in pairwise(["", *kinds])):
+        wrong.append(f"its links are not in order: {', '.join(kinds)}")
+    return wrong, verified
+
+
+def _materials(links: Sequence[ChainLink]) -> list[str]:
+    made: set[str] = set()
+    wrong: list[str] = []
+    for place, link in enumerate(links):
+        wrong += [
+            f"link {place} uses {typed_fields.short(one.name)}, which no earlier link has made"
+            for one in link.materials
+            if one.sha256 not in made
+        ]
+        if place and link.kind != "acquire" and not link.materials:
+            wrong.append(f"link {place} ({link.kind}) uses nothing that an earlier link has made")
+        made |= {one.sha256 for one in link.subject}
+    return wrong
+
+
+def _admitted(
+    links: Sequence[ChainLink], last: ChainLink | None, manifest: Manifest | None
+) -> list[str]:
+    """Return what is wrong with what was admitted."""
+    if last is None:
+        return []
+    if manifest is None:
+        return ["there is no manifest to compare what was admitted with"]
+    if last.subject != (Artifact(manifest.source, manifest.root),):
+        return [f"what was admitted is not the data of {manifest.source} by their manifest"]
+    shards = {one.sha256 for link in links if link.kind == "shard" for one in link.subject}
+    if manifest.root not in shards:
+        return ["what was admitted is not what was made into shards"]
+    return []
+
+
+def _ended(
+    links: Sequence[ChainLink],
+    manifest: Manifest | None,
+    expires: str,
+    revoked: Collection[str],
+    today: datetime.date | None,
+) -> list[ChainProblem]:
+    """Return why the source may not be used any more."""
+    found: list[str] = []
+    day = today or datetime.datetime.now(datetime.UTC).date()
+    if expires and day > datetime.date.fromisoformat(expires):
+        found.append(f"the agreement on the source has expired on {expires}")
+    if links[-1].kind == "revoke":
+        found.append(f"the source was revoked by {links[-1].actor or 'its owner'}")
+    names = {link.digest for link in links} | {manifest.source if manifest else ""}
+    if names & set(revoked):
+        found.append("the source is revoked")
+    return [ChainProblem("G112", what) for what in found]
+
+
+def extend(
+    chain: Chain,
+    kind: LinkKind,
+    subject: Sequence[Artifact],
+    *,
+    materials: Sequence[Artifact] | None = None,
+    tool: LinkTool | None = None,
+    params: bytes | None = None,
+    actor: str = "",
+    time: str = "",
+) -> ChainLink:
+    """Return the next link of a chain.
+
+    Args:
+        materials: None: what the last link made; of ``acquire`` nothing.
+        params: parameters of the tool, of which the digest is kept.
+        time: now if not given.
+
+    Raises:
+        ConfigError: a link of this kind cannot come here, or has no subject.
+    """
+    kinds = [link.kind for link in chain.links]
+    last = kinds[-1] if kinds else ""
+    if kind not in _NEXT[last]:
+        after = f"after {last}" if last else "at the beginning"
+        hint = f"there may be: {', '.join(_NEXT[last]) or 'nothing more'}"
+        raise ConfigError(f"{kind} cannot come {after}", where="chain", hint=hint)
+    if not subject:
+        hint = "name it: --subject NAME=sha256:…, --subject FILE or --manifest FILE"
+        raise ConfigError("the link makes nothing", where="chain", hint=hint)
+    if materials is None:
+        materials = () if kind == "acquire" else chain.links[-1].subject
+    digest = "" if params is None else f"sha256:{hashlib.sha256(params).hexdigest()}"
+    return ChainLink(
+        len(kinds),
+        kind,
+        tuple(subject),
+        tuple(materials),
+        tool or LinkTool(),
+        digest,
+        actor,
+        time or files.now(),
+        chain.head,
+    )
+
+
+_NEXT: Mapping[str, tuple[LinkKind, ...]] = {
+    "": ("acquire",),
+    "acquire": ("acquire", "transform", "shard"),
+    "transform": ("acquire", "transform", "shard"),
+    "shard": ("admit",),
+    "admit": ("revoke",),
+    "revoke": (),
+}
+
+
+def sign(link: ChainLink, private_key: str) -> LinkSignature:
+    """Sign a link by 64 hex digits of Ed25519. Raises ``ConfigError`` if the key is none."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    if not _KEY.fullmatch(private_key):
+        hint = "a key is 32 bytes as 64 hex digits"
+        raise ConfigError("the private key is none of Ed25519", where="key", hint=hint)
+    key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private_key))
+    public = key.public_key().public_bytes_raw()
+    return LinkSignature(public.hex(), key.sign(_signed_bytes(link)).hex())
+
+
+def _signed_bytes(link: ChainLink) -> bytes:
+    """DSSE's pre-authentication encoding (github.com/secure-systems-lab/dsse, protocol.md)."""
+    payload = link.to_bytes()
+    return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD), PAYLOAD.encode(), len(payload), payload)
+
+
+def _parse(line: bytes) -> ChainLink | LinkSignature:
+    """Return what a line holds. Raises ``ValueError`` if it is not what was written."""
+    raw = bounded_json.json_value(line)
+    kind: type[ChainLink | LinkSignature] = LinkSignature if "signature" in raw else ChainLink
+    found = typed_fields.build(kind, raw)
+    # byte for byte: of two equal keys, or another spelling of a text, a reader may take either
+    if found.to_bytes() + b"\n" != line:
+        raise ValueError("it is not what was written")
+    if isinstance(found, LinkSignature):
+        if not (_KEY.fullmatch(found.key) and _SIGNATURE.fullmatch(found.signature)):
+            raise ValueError("it is no signature of Ed25519")
+        return found
+    if found.kind not in KINDS:
+        raise ValueError(f"{typed_fields.short(found.kind)} is no kind: {', '.join(KINDS)}")
+    digests = [one.sha256 for one in (*found.subject, *found.materials)]
+    digests += [one for one in (found.params_sha256, found.tool.digest, found.prev) if one]
+    if not found.subject or not all(_DIGEST.fullmatch(one) for one in digests):
+        raise ValueError("a digest is not sha256: and 64 hex digits")
+    if not files.is_time(found.time):
+        raise ValueError(f"{typed_fields.short(found.time)} is no time")
+    return found
