@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from hpcdet.errors import ConfigError
+from hpcdet.policy import dsse
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.manifests import Manifest
+from hpcdet.policy.manifests import SourceManifest
 from hpcdet.store.fs import bounded_json, files, typed_fields
 
 LinkKind = Literal["acquire", "transform", "shard", "admit", "revoke"]
@@ -111,7 +112,7 @@ class LinkSignature:
 
 
 @dataclass(frozen=True)
-class Chain:
+class SourceChain:
     """The links of a chain, and the signatures of each by its place."""
 
     links: tuple[ChainLink, ...] = ()
@@ -123,7 +124,7 @@ class Chain:
         return self.links[-1].digest if self.links else ""
 
     @staticmethod
-    def load(path: Path) -> Chain:
+    def load(path: Path) -> SourceChain:
         """Read a chain; whether it holds together, ``verify`` finds out.
 
         Raises:
@@ -146,7 +147,7 @@ class Chain:
             except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
                 what, hint = f"line {number}: {error}", "put it back from a backup"
                 raise GovernanceBroken("G111", what, where=str(path), hint=hint) from None
-        return Chain(tuple(links), signatures)
+        return SourceChain(tuple(links), signatures)
 
 
 @dataclass(frozen=True)
@@ -184,8 +185,8 @@ class ChainVerdict:
 
 
 def verify(
-    chain: Chain,
-    manifest: Manifest | None,
+    chain: SourceChain,
+    manifest: SourceManifest | None,
     trust: Collection[str],
     *,
     head: str = "",
@@ -268,7 +269,7 @@ def _materials(links: Sequence[ChainLink]) -> list[str]:
 
 
 def _admitted(
-    links: Sequence[ChainLink], last: ChainLink | None, manifest: Manifest | None
+    links: Sequence[ChainLink], last: ChainLink | None, manifest: SourceManifest | None
 ) -> list[str]:
     """Return what is wrong with what was admitted."""
     if last is None:
@@ -285,7 +286,7 @@ def _admitted(
 
 def _ended(
     links: Sequence[ChainLink],
-    manifest: Manifest | None,
+    manifest: SourceManifest | None,
     expires: str,
     revoked: Collection[str],
     today: datetime.date | None,
@@ -304,7 +305,7 @@ def _ended(
 
 
 def extend(
-    chain: Chain,
+    chain: SourceChain,
     kind: LinkKind,
     subject: Sequence[Artifact],
     *,
@@ -372,9 +373,7 @@ def sign(link: ChainLink, private_key: str) -> LinkSignature:
 
 
 def _signed_bytes(link: ChainLink) -> bytes:
-    """DSSE's pre-authentication encoding (github.com/secure-systems-lab/dsse, protocol.md)."""
-    payload = link.to_bytes()
-    return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD), PAYLOAD.encode(), len(payload), payload)
+    return dsse.encoded(PAYLOAD, link.to_bytes())
 
 
 def _parse(line: bytes) -> ChainLink | LinkSignature:

@@ -63,7 +63,7 @@ class RecordDigests:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class SourceManifest:
     """The files of a source.
 
     Attributes:
@@ -100,7 +100,7 @@ class Manifest:
         return text.encode() + b"\n"
 
     @staticmethod
-    def load(path: Path) -> Manifest:
+    def load(path: Path) -> SourceManifest:
         """Read a manifest.
 
         Raises:
@@ -112,7 +112,7 @@ class Manifest:
             raw = bounded_json.json_value(data, bounded_json.MANY_NODES)
             if raw["schema"] != SCHEMA:
                 raise GovernanceBroken("G101", "its version is unknown", where=str(path))
-            found = typed_fields.build(Manifest, raw)
+            found = typed_fields.build(SourceManifest, raw)
             found._refuse()
             # byte for byte, or a second reader might find another value in the same file
             if found.to_bytes() != data:
@@ -175,7 +175,7 @@ def make(
     records: str = "",
     sidecar: BinaryIO | None = None,
     watch: Watch = lambda _: None,
-) -> Manifest:
+) -> SourceManifest:
     """Read a source's files and return their manifest.
 
     Args:
@@ -200,7 +200,7 @@ def make(
             size = _read(file, name, digester.feed, watch)
             listed.append(ListedFile(name, digester.end(), size))
     found = RecordDigests(records, tree.count, tree.root) if records else None
-    return Manifest(source, tuple(listed), about or {}, found)
+    return SourceManifest(source, tuple(listed), about or {}, found)
 
 
 def names(folder: Path) -> list[str]:
@@ -232,7 +232,7 @@ def _walk(folder: Path, below: PurePosixPath) -> Iterator[str]:
 
 
 def verify(
-    manifest: Manifest, folder: Path, *, deep: bool = False, watch: Watch = lambda _: None
+    manifest: SourceManifest, folder: Path, *, deep: bool = False, watch: Watch = lambda _: None
 ) -> list[str]:
     """Compare a folder with its manifest; returns what is wrong, a line for each file.
 
@@ -267,7 +267,7 @@ def _compare(folder: Path, listed: ListedFile, whole: bool, watch: Watch) -> Ite
 
 
 def spot_check(
-    manifest: Manifest,
+    manifest: SourceManifest,
     digests: Path,
     fetch: Callable[[int], bytes],
     indices: Iterable[int],

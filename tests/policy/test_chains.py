@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from hpcdet.errors import ConfigError
 from hpcdet.policy import chains
-from hpcdet.policy.chains import Artifact, Chain, ChainLink, ChainVerdict, LinkTool
+from hpcdet.policy.chains import Artifact, ChainLink, ChainVerdict, LinkTool, SourceChain
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.manifests import ListedFile, Manifest
+from hpcdet.policy.manifests import ListedFile, SourceManifest
 
 KEY, OTHER = "11" * 32, "22" * 32
 DAY = datetime.date(2027, 6, 1)
@@ -31,12 +31,12 @@ def public(key: str) -> str:
     return private.public_key().public_bytes_raw().hex()
 
 
-MANIFEST = Manifest("hosp-a", (ListedFile("x.csv", digest("x"), 1),))
+MANIFEST = SourceManifest("hosp-a", (ListedFile("x.csv", digest("x"), 1),))
 
 
-def built(kinds: str = "acquire transform shard admit", key: str = KEY) -> Chain:
+def built(kinds: str = "acquire transform shard admit", key: str = KEY) -> SourceChain:
     """A chain whose last link is signed."""
-    chain = Chain()
+    chain = SourceChain()
     for kind in kinds.split():
         made = Artifact(kind, digest(kind))
         if kind in ("shard", "admit", "revoke"):
@@ -44,28 +44,28 @@ def built(kinds: str = "acquire transform shard admit", key: str = KEY) -> Chain
         chain = add(chain, kind, made)
     last = len(chain.links) - 1
     signed = {at: (chains.sign(chain.links[at], key),) for at in {last, min(3, last)}}
-    return Chain(chain.links, signed)
+    return SourceChain(chain.links, signed)
 
 
-def add(chain: Chain, kind: str, made: Artifact) -> Chain:
+def add(chain: SourceChain, kind: str, made: Artifact) -> SourceChain:
     tool = LinkTool("dedupe", "1.2")
     link = chains.extend(chain, kind, [made], tool=tool, actor="ada", time="2027-01-01T00:00:00Z")  # type: ignore[arg-type]
-    return Chain((*chain.links, link), chain.signatures)
+    return SourceChain((*chain.links, link), chain.signatures)
 
 
-def text(chain: Chain) -> bytes:
+def text(chain: SourceChain) -> bytes:
     lines = []
     for place, link in enumerate(chain.links):
         lines += [link.to_bytes(), *(one.to_bytes() for one in chain.signatures.get(place, ()))]
     return b"".join(line + b"\n" for line in lines)
 
 
-def judged(chain: Chain, **more: object) -> ChainVerdict:
+def judged(chain: SourceChain, **more: object) -> ChainVerdict:
     rest = {"trust": [public(KEY)], "manifest": MANIFEST, "today": DAY} | more
     return chains.verify(chain, **rest)  # type: ignore[arg-type]
 
 
-def reasons(chain: Chain, **more: object) -> str:
+def reasons(chain: SourceChain, **more: object) -> str:
     found = judged(chain, **more)
     return "; ".join(f"{one.code} {one.what}" for one in found.problems)
 
@@ -74,7 +74,7 @@ def found_broken(data: bytes, path: Path, **more: object) -> bool:
     """True if reading or verifying the file finds fault with it."""
     path.write_bytes(data)
     try:
-        return not judged(Chain.load(path), **more).active
+        return not judged(SourceChain.load(path), **more).active
     except GovernanceBroken as error:
         return error.check == "G111"
 
@@ -82,7 +82,7 @@ def found_broken(data: bytes, path: Path, **more: object) -> bool:
 def test_a_whole_chain_is_complete_and_active(tmp_path: Path) -> None:
     path = tmp_path / "a.chain"
     path.write_bytes(text(built()))
-    chain = Chain.load(path)
+    chain = SourceChain.load(path)
     assert chain == built()
     verdict = judged(chain, head=chain.head, expires="2027-06-01", admitted=5)
     assert (verdict.complete, verdict.active, verdict.problems) == (True, True, ())
@@ -132,13 +132,13 @@ def test_links_that_are_dropped_repeated_or_reordered_are_found(
 def test_a_link_of_another_chain_is_found() -> None:
     chain, other = built(), built("acquire transform transform shard admit")
     swapped = (*chain.links[:2], other.links[3], chain.links[3])
-    assert "does not follow" in reasons(Chain(swapped, chain.signatures))
+    assert "does not follow" in reasons(SourceChain(swapped, chain.signatures))
 
 
 def test_each_lack_has_its_reason() -> None:
-    assert reasons(Chain()).startswith("P06")
+    assert reasons(SourceChain()).startswith("P06")
     assert "G111 it has no link of kind shard, admit" in reasons(built("acquire transform"))
-    unsigned = Chain(built().links)
+    unsigned = SourceChain(built().links)
     assert reasons(unsigned) == "G111 link 3 (admit) is not signed by a trusted key"
     assert "not signed" in reasons(built(key=OTHER))
     assert "not signed" in reasons(built(), revoked=[public(KEY)])
@@ -155,15 +155,17 @@ def test_materials_are_what_earlier_links_have_made() -> None:
     chain = built("acquire")
     stranger = [Artifact("stranger", digest("stranger"))]
     link = chains.extend(chain, "transform", stranger, materials=stranger)
-    assert "'stranger', which no earlier link has made" in reasons(Chain((*chain.links, link)))
+    assert "'stranger', which no earlier link has made" in reasons(
+        SourceChain((*chain.links, link))
+    )
     nothing = chains.extend(chain, "transform", stranger, materials=[])
-    assert "uses nothing" in reasons(Chain((*chain.links, nothing)))
+    assert "uses nothing" in reasons(SourceChain((*chain.links, nothing)))
 
 
 def test_an_admission_is_of_what_was_made_into_shards() -> None:
     chain = add(built("acquire"), "shard", Artifact("else", digest("else")))
     chain = add(chain, "admit", Artifact(MANIFEST.source, MANIFEST.root))
-    signed = Chain(chain.links, {2: (chains.sign(chain.links[2], KEY),)})
+    signed = SourceChain(chain.links, {2: (chains.sign(chain.links[2], KEY),)})
     assert reasons(signed) == "G111 what was admitted is not what was made into shards"
 
 
@@ -183,7 +185,7 @@ def test_an_owner_withdraws_a_source() -> None:
     revoked = built("acquire transform shard admit revoke")
     admitted = revoked.links[3].digest
     assert reasons(revoked, head=admitted) == "G112 the source was revoked by ada"
-    forged = Chain(revoked.links, {3: revoked.signatures[3]})
+    forged = SourceChain(revoked.links, {3: revoked.signatures[3]})
     assert "link 4 (revoke) is not signed" in reasons(forged)
 
 
@@ -191,9 +193,9 @@ def test_links_come_in_order_only() -> None:
     one = [Artifact("x", digest("x"))]
     for kinds, kind in (("", "admit"), ("acquire", "admit"), ("acquire shard admit", "transform")):
         with pytest.raises(ConfigError, match=f"{kind} cannot come"):
-            chains.extend(built(kinds) if kinds else Chain(), kind, one)  # type: ignore[arg-type]
+            chains.extend(built(kinds) if kinds else SourceChain(), kind, one)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="makes nothing"):
-        chains.extend(Chain(), "acquire", [])
+        chains.extend(SourceChain(), "acquire", [])
     with pytest.raises(ConfigError, match="private key"):
         chains.sign(built().links[0], "no key")
 
@@ -215,13 +217,13 @@ def test_hostile_lines_are_refused_with_their_number(tmp_path: Path, line: bytes
     path = tmp_path / "hostile.chain"
     path.write_bytes(text(built()) + line + b"\n")
     with pytest.raises(GovernanceBroken, match="line 6: "):
-        Chain.load(path)
+        SourceChain.load(path)
 
 
 def test_a_chain_without_links_is_none(tmp_path: Path) -> None:
     path = tmp_path / "empty.chain"
     path.touch()
-    assert reasons(Chain.load(path)).startswith("P06")
+    assert reasons(SourceChain.load(path)).startswith("P06")
 
 
 def test_links_have_digests_and_times(tmp_path: Path) -> None:
@@ -230,4 +232,4 @@ def test_links_have_digests_and_times(tmp_path: Path) -> None:
         link: ChainLink = dataclasses.replace(built().links[0], **wrong)  # type: ignore[arg-type]
         path.write_bytes(link.to_bytes() + b"\n")
         with pytest.raises(GovernanceBroken, match="line 1: "):
-            Chain.load(path)
+            SourceChain.load(path)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hpcdet.errors import IntegrityError
 from hpcdet.policy import manifests
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.manifests import Manifest, Merkle
+from hpcdet.policy.manifests import Merkle, SourceManifest
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_it_is_read_as_it_was_written(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     found = manifests.make(folder, "hosp-a", about={"name": "Hôpital"}, records="bytes:4")
     path.write_bytes(found.to_bytes())
-    assert Manifest.load(path) == found
+    assert SourceManifest.load(path) == found
 
 
 def test_what_changed_is_named(folder: Path) -> None:
@@ -105,7 +105,7 @@ def test_any_tampered_byte_is_found(
 ) -> None:
     listed = (manifests.ListedFile("a", "sha256:" + "0" * 64, 3),)
     records = manifests.RecordDigests("lines", 2, "sha256:" + "1" * 64)
-    found = Manifest("s", listed, {"license": "CC0"}, records)
+    found = SourceManifest("s", listed, {"license": "CC0"}, records)
     path = tmp_path_factory.getbasetemp() / "tampered.json"
     whole = bytearray(found.to_bytes())
     folder = whole.index(b'"folder": ".') + 11  # where the files lie is no part of what they are
@@ -113,16 +113,16 @@ def test_any_tampered_byte_is_found(
     whole[at] ^= data.draw(st.integers(1, 255))
     path.write_bytes(bytes(whole))
     with pytest.raises(GovernanceBroken, match=r"G1[01]1"):
-        Manifest.load(path)
+        SourceManifest.load(path)
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../b", "a//b", "./a", ""])
 def test_a_manifest_lists_nothing_outside_of_its_folder(tmp_path: Path, name: str) -> None:
     path = tmp_path / "m.json"
     listed = (manifests.ListedFile(name, "sha256:" + "0" * 64, 3),)
-    path.write_bytes(Manifest("s", listed).to_bytes())
+    path.write_bytes(SourceManifest("s", listed).to_bytes())
     with pytest.raises(GovernanceBroken, match="outside of its folder"):
-        Manifest.load(path)
+        SourceManifest.load(path)
 
 
 def test_another_version_is_not_taken_for_damage(folder: Path, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_another_version_is_not_taken_for_damage(folder: Path, tmp_path: Path) -
     text = manifests.make(folder, "s").to_bytes()
     path.write_bytes(text.replace(b"hpcdet-manifest/1", b"hpcdet-manifest/2"))
     with pytest.raises(GovernanceBroken, match="G101: its version"):
-        Manifest.load(path)
+        SourceManifest.load(path)
 
 
 # -- what lies in a folder -------------------------------------------------------------------
