@@ -18,7 +18,8 @@ from tests.builders import AttemptBuilder, Builder, TrialBuilder, put
 WORDS = [
     *("update", "update", "trial", "attempt", "progress", "checkpoint", "sweep"),
     *("half", "folder", "end", "fail", "stop", "tag", "job", "close"),
-    *("event", "term", "damage", "vanish", "move", "lose", "touch", "pack", "pack", "rewind"),
+    *("prune", "event", "term", "damage", "vanish", "move", "lose", "touch"),
+    *("pack", "pack", "rewind"),
 ]
 STEPS = st.lists(
     st.one_of(
@@ -74,6 +75,9 @@ class Play:
                 attempt.checkpoint(100 * (1 + len(list(attempt.trial.checkpoints.glob("*")))))
             case "sweep" if trial:
                 shutil.rmtree(trial.paths.checkpoints, ignore_errors=True)
+            case "prune" if trial:
+                for oldest in sorted(trial.paths.checkpoints.glob("[0-9]*"))[:1]:
+                    shutil.rmtree(oldest)
             case "half" if attempt:  # which its writer takes back, or completes
                 with attempt.paths.journal.open("ab") as file:
                     file.write(b'{"n":7,"t":"2026')

@@ -54,6 +54,7 @@ def everything(file: Path) -> dict[str, list[Any]]:
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)
+@example(steps=["checkpoint", "checkpoint", "end", "update", "prune", "update"])
 @example(  # twice back: the second time to before what the first one had left behind
     steps=[
         *(("validation", step, "loss", 1.0, 0) for step in (0, 1, 2)),

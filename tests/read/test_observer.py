@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from hpcdet.read.views.items import encode
 from hpcdet.store.config import resolved_config
 from hpcdet.store.cost.spending import Spending
 from hpcdet.store.fs import freshness
-from hpcdet.store.trials import standing
+from hpcdet.store.trials import observer, standing
 from hpcdet.store.trials.standing import Standing
 from hpcdet.worker.claims.claimable import Outlook
 from tests.read.plays import STEPS, Play
@@ -85,3 +87,44 @@ def test_who_looks_again_sees_what_is_there(
         observers.agree()
         observers.agree()  # what looks as before a tick later is not read again
     shutil.rmtree(root)
+
+
+def test_a_trial_that_is_packed_while_nothing_runs_is_read_again(tmp_path: Path) -> None:
+    play = Play(tmp_path)
+    for step in ("checkpoint", "end"):
+        play.do(step)
+    paths = play.built.paths.trial(1)
+    watched = {Path(one) for one in observer.attempts(standing.TrialFiles(paths))}
+    assert paths.root in watched  # where archives appear
+
+
+def test_each_attempt_without_an_end_is_watched(tmp_path: Path) -> None:
+    play = Play(tmp_path)
+    play.trials[-1].attempt()  # the first one's end is not there yet
+    paths = play.built.paths.trial(1)
+    watched = {Path(one) for one in observer.attempts(standing.TrialFiles(paths))}
+    assert watched == {paths.attempt(1).root, paths.attempt(2).root}
+
+
+def test_what_has_just_changed_is_read_again_though_its_server_is_behind(tmp_path: Path) -> None:
+    """The server's clock is two minutes late, and two files appear within one tick of it."""
+    now, late = [100.0], time.time() - 120
+    names = lambda: sorted(os.listdir(tmp_path))  # noqa: E731
+    seen = freshness.Watched(names, lambda _: (str(tmp_path),), lambda: now[0])
+    (tmp_path / "a").touch()
+    os.utime(tmp_path, (late, late))
+    seen.refresh()
+    (tmp_path / "b").touch()
+    os.utime(tmp_path, (late, late))
+    now[0] += 1
+    seen.refresh()
+    now[0] += 2 * freshness.TICK_S
+    seen.refresh()
+    assert seen.value == ["a", "b"]
+
+
+def test_what_was_read_together_is_not_read_again_together() -> None:
+    seen = [freshness.Seen((f"/trials/{n}",), ((1, 1, 1),), 0.0, 100.0) for n in range(200)]
+    due = [sum(one.is_due(100 + at) for one in seen) for at in (599, 700, 900, 1200)]
+    assert due[0] == 0 and 0 < due[1] < due[2] < due[3] == 200
+    assert all(one.is_due(99) for one in seen)  # the clock was set back

@@ -134,7 +134,7 @@ class Memory:
     def __init__(self, paths: ExperimentPaths, clock: Callable[[], float] = time.monotonic) -> None:
         self.paths = paths
         self.journals = Journals(paths)
-        self._trials = Observer(paths, self._read, watched, clock)
+        self._trials = Observer(paths, self._read, watched, clock, may_rest=True)
 
     def look(self) -> Gathered:
         """Return the contents of the folder now; only what has changed is read again."""

@@ -176,13 +176,19 @@ class TermJournal:
 
     def read(self, path: Path) -> bool:
         """Read on; return True if anything is new. Raises IntegrityError as ``AttemptJournal``."""
-        lines, self.mark, same = read_on(path, self.mark)
+        lines, mark, same = read_on(path, self.mark)
         sound(lines, DECISION, path)
+        self.mark = mark
         if not same:
             self.lines, self.report = [], None
         for line in lines:
             self._take(line)
         return bool(lines) or not same
+
+    @property
+    def all(self) -> list[Line]:
+        """The lines, and the last report: what it led to may be in the next term."""
+        return [*self.lines, *([self.report] if self.report is not None else [])]
 
     def _take(self, line: Line) -> None:
         if line["kind"] == "event" and line["event"].get("kind") == "report":
@@ -235,4 +241,4 @@ class Journals:
     def _term(self, path: Path) -> list[Line]:
         known = self._terms.setdefault(path, TermJournal())
         known.read(path)
-        return known.lines
+        return known.all

@@ -126,14 +126,18 @@ class _Update:
         row, now = self._recalled(key), clock()
         before = already_read.recall(paths, self.journals, row[1]) if row else None
         seen = already_read.decode_seen(row[0]) if row else None
+        if seen is not None and (not seen.paths or seen.paths[0] != str(paths.root)):
+            seen = None  # the folder was copied: these are the files of the original
         if before is not None and seen is not None and seen.holds(now):
             return before, False
         known = {one.number for one in before.attempts} if before else set()
         trial = GatheredTrial(paths, self.journals)
         news = already_read.read_on(trial, before, self.compared)
         text = already_read.remember(trial)
-        self._remember(key, encode(Seen.now(watched(trial), now, seen)), text)
-        if row is not None and row[1] == text:
+        looked = Seen.now(watched(trial), now, seen, may_rest=True)
+        self._remember(key, encode(looked), text)
+        # checkpoints are not in the text: they are known by how their folders look
+        if row is not None and row[1] == text and looked.like(seen):
             return trial, False
         gone = known - {one.attempt for one in news}
         self._metrics(paths.number, news, gone)
@@ -206,7 +210,7 @@ class _Update:
                 self.changed = True  # even if no table shows it: the index says how far it read
                 self._mark(path, memory.mark)
                 self._remember(key, "", encode(memory))
-            read[path] = memory.lines
+            read[path] = memory.all
         return chain.read(self.paths, lambda path: read.get(path, []))
 
     def _forget_all_but(self, trials: list[int]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -21,7 +22,7 @@ TICK_S = 3.0
 """Longer than the tick of any file system's clock."""
 
 AGAIN_S = 600.0
-"""What looks as before is read again after so long."""
+"""What looks as before is read again after so long, or up to twice."""
 
 SKEW_S = 60.0
 """More than the clocks of this host and of a file server differ."""
@@ -62,18 +63,38 @@ class Seen:
     read: float
 
     @classmethod
-    def now(cls, paths: Sequence[str], now: float, before: Seen | None = None) -> Seen:
-        """Return how the files look now, of which a value has just been read."""
+    def now(
+        cls, paths: Sequence[str], now: float, before: Seen | None = None, *, may_rest: bool = False
+    ) -> Seen:
+        """Return how the files look now, of which a value has just been read.
+
+        Args:
+            may_rest: files that are older than ``SKEW_S`` by this host's clock count as settled,
+                and are not read again after a tick: for readers whose value may be late where a
+                file server's clock is off, and not for those who decide by it.
+        """
         found = looks(paths)
-        if before is not None and (before.paths, before.looks) == (paths, found):
+        seen = cls(paths, found, now, now)
+        if before is not None and before.like(seen):
             return cls(paths, found, before.changed, now)
         newest = max((look[0] for look in found if look), default=0)
-        rests = time.time() - newest / 1e9 > SKEW_S
-        return cls(paths, found, now - TICK_S if rests else now, now)
+        rests = may_rest and time.time() - newest / 1e9 > SKEW_S
+        return cls(paths, found, now - TICK_S, now) if rests else seen
+
+    def like(self, other: Seen | None) -> bool:
+        """True if the same files look the same."""
+        return other is not None and (self.paths, self.looks) == (other.paths, other.looks)
 
     def is_due(self, now: float) -> bool:
-        """True if the value is to be read again, however the files look."""
-        return not self.paths or self.read - self.changed < TICK_S or now - self.read >= AGAIN_S
+        """True if the value is to be read again, however the files look.
+
+        What was read together is not read again together: the time differs by path.
+        """
+        if not self.paths:
+            return True
+        part = zlib.crc32(self.paths[0].encode()) % 16 / 16
+        rested = 0 <= now - self.read < AGAIN_S * (1 + part)
+        return not rested or self.read - self.changed < TICK_S
 
     def holds(self, now: float) -> bool:
         """True if the value that was read is still what the files hold."""
@@ -87,6 +108,7 @@ class Watched(Generic[Value]):
         read: reads it.
         paths: the files and folders that look different whenever the value becomes another one.
         clock: real seconds, as the times of files are.
+        may_rest: see ``Seen.now``.
 
     Attributes:
         value: as it was read last; absent before the first ``refresh``.
@@ -99,10 +121,13 @@ class Watched(Generic[Value]):
         read: Callable[[], Value],
         paths: Callable[[Value], Sequence[str]],
         clock: Callable[[], float],
+        *,
+        may_rest: bool = False,
     ) -> None:
         self._read = read
         self._paths = paths
         self._clock = clock
+        self._may_rest = may_rest
         self._seen: Seen | None = None
 
     def refresh(self, spared: Callable[[], bool] = lambda: False) -> bool:
@@ -118,7 +143,7 @@ class Watched(Generic[Value]):
         if seen is not None and not seen.is_due(now) and (spared() or seen.holds(now)):
             return False
         value = self._read()
-        self._seen = Seen.now(self._paths(value), now, seen)
+        self._seen = Seen.now(self._paths(value), now, seen, may_rest=self._may_rest)
         self.value = value
         return True
 

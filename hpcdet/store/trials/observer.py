@@ -28,6 +28,7 @@ class Observer(Generic[Files]):
         read: reads a trial from nothing.
         watched: the files and folders that look different once the trial stands differently.
         clock: real seconds, as the times of files are.
+        may_rest: see ``freshness.Seen.now``.
 
     Attributes:
         quiet: trials in which hardly anything can change: they are checked in turns.
@@ -39,7 +40,10 @@ class Observer(Generic[Files]):
         read: Callable[[TrialPaths], Files],
         watched: Callable[[Files], Sequence[str]],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        may_rest: bool = False,
     ) -> None:
+        self._may_rest = may_rest
         self.quiet: set[int] = set()
         self._paths = paths
         self._read = read
@@ -66,7 +70,8 @@ class Observer(Generic[Files]):
         seen = self._seen.get(number)
         if seen is None:
             trial = self._paths.trial(number)
-            seen = Watched(lambda: self._read(trial), self._watched, self._clock)
+            read = lambda: self._read(trial)  # noqa: E731 - one line is enough for it
+            seen = Watched(read, self._watched, self._clock, may_rest=self._may_rest)
             seen.refresh()
             self._seen[number] = seen
             return True
@@ -97,14 +102,20 @@ def standings(
 
 
 def attempts(trial: TrialFiles) -> tuple[str, ...]:
-    """Return the folders in which a file appears when an attempt begins or ends."""
+    """Return the folders in which a file appears when an attempt begins or ends.
+
+    The trial's own gets archives of attempts that are packed.
+    """
     folder, stands = os.path.join(trial.paths.root, "attempts"), trial.standing
+    unended = [str(one.number) for one in trial.attempts if one.end is None]
+    watched = [os.path.join(folder, number) for number in unended]
     if stands.open_attempt:  # no other is claimed before its end, which is written into its folder
-        return (os.path.join(folder, str(stands.open_attempt)),)
-    return (folder, os.path.join(folder, str(stands.next_attempt)))
+        return tuple(watched)
+    next_one = os.path.join(folder, str(stands.next_attempt))
+    return (str(trial.paths.root), folder, next_one, *watched)
 
 
 def controls(trial: TrialFiles) -> tuple[str, ...]:
     """Return the folders in which a file appears when a trial is asked for something else."""
     known = (str(trial.paths.controls),)
-    return known if trial.record is not None else (*known, str(trial.paths.root))
+    return known if trial.record is not None else (str(trial.paths.root), *known)
