@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from hpcdet.guard.probing.probe import Probe
 from hpcdet.guard.probing.rows import routed_calls
-from hpcdet.guard.probing.watching import Flags
+from hpcdet.guard.probing.watching import Flags, ForwardPass
 from hpcdet.guard.routing.oracle import take
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 
@@ -28,15 +28,18 @@ def loss_is_apart(probe: Probe) -> None:
     """Give one source's rows of the output other values: the slopes of other rows must stay.
 
     Their change is a second derivative of the loss in rows of two sources, taken over a distance.
+    Of a loss that the model computes itself the derivative is asked for: steps escape.
 
     Raises:
         PolicyRefused: slopes change (P13).
     """
-    same, loss = probe.plain(probe.batch)
-    ends = same.outputs(probe.models)
-    if loss.dim() or not ends:  # of a loss per row, (a) and (b) have seen all
+    watched, loss = probe.plain(probe.batch)
+    if loss.dim():  # (a) and (b) have seen all
         return
     before = _slopes(probe, lambda one: one)
+    if all(one is None for one in before):
+        _check_derivatives(probe, loss, _last(probe, watched))
+        return
     for code in np.unique(probe.codes):
         flags = probe.codes == code
         if flags.all():
@@ -44,24 +47,68 @@ def loss_is_apart(probe: Probe) -> None:
         after = _slopes(probe, functools.partial(_displaced, probe, flags))
         for ours, theirs in zip(before, after, strict=False):
             if ours is not None and theirs is not None and probe.strays(flags, ours, theirs):
-                raise PolicyRefused(
-                    "P13",
-                    "the loss of rows of one source depends on rows of another",
-                    where="train_batch",
-                    hint="take a loss that is a sum over rows; contrastive losses and batch "
-                    "statistics are not",
-                )
+                raise _coupled()
+
+
+def _coupled() -> PolicyRefused:
+    return PolicyRefused(
+        "P13",
+        "the loss of rows of one source depends on rows of another",
+        where="train_batch",
+        hint="take a loss that is a sum over rows; contrastive losses and batch statistics are not",
+    )
+
+
+def _last(probe: Probe, watched: ForwardPass) -> list[torch.Tensor]:
+    """The outputs of rows that no other output is computed from."""
+    ends = [
+        one
+        for one in watched.outputs(probe.models)
+        if probe.layout.flags(probe.codes >= 0, one) is not None
+    ]
+
+    def leads(one: torch.Tensor) -> bool:
+        others = [other.sum() for other in ends if other is not one]
+        found = [torch.autograd.grad(o, one, retain_graph=True, allow_unused=True) for o in others]
+        return any(gradient is not None for [gradient] in found)
+
+    return [one for one in ends if not leads(one)]
+
+
+def _check_derivatives(probe: Probe, loss: torch.Tensor, ends: list[torch.Tensor]) -> None:
+    slopes = torch.autograd.grad(loss, ends, create_graph=True, allow_unused=True) if ends else ()
+    if all(one is None for one in slopes):
+        raise PolicyRefused(
+            "P12",
+            "the loss depends on no output per row",
+            where="train_batch",
+            hint="let the model return its outputs, or define losses(batch), one loss per row",
+        )
+    for code in np.unique(probe.codes):
+        flags = probe.codes == code
+        kept = [_only(probe, flags, one) for one in slopes if one is not None and one.requires_grad]
+        if not kept:
+            return
+        weighed = sum(
+            (one * torch.linspace(0.5, 1.5, one.numel()).to(one).reshape(one.shape)).sum()
+            for one in kept
+        )
+        seconds = torch.autograd.grad(weighed, ends, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
+        for one in seconds:
+            if one is not None and probe.strays(flags, one, torch.zeros_like(one)):
+                raise _coupled()
 
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _slopes(probe: Probe, change: Change) -> list[torch.Tensor | None]:
-    """The gradients of the loss in the outputs of models, which are changed before."""
+    """The gradients of the loss in the outputs of rows, which are changed before."""
     leaves: list[torch.Tensor] = []
 
     def leaf(one: torch.Tensor) -> torch.Tensor:
-        if not one.requires_grad:
+        units = probe.layout.units(one)
+        if not one.requires_grad or probe.layout.flags(probe.codes >= 0, units) is None:
             return one
         leaves.append(change(one.detach()).requires_grad_())
         return leaves[-1]
@@ -75,7 +122,27 @@ def _slopes(probe: Probe, change: Change) -> list[torch.Tensor | None]:
     finally:
         for hook in hooks:
             hook.remove()
-    return list(torch.autograd.grad(loss, leaves, allow_unused=True))
+    if not leaves:
+        return []
+    found: list[torch.Tensor | None]
+    found = list(torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True))
+    if any(one is not None for one in found):
+        _refuse_more(probe, loss)
+    return found
+
+
+def _refuse_more(probe: Probe, loss: torch.Tensor) -> None:
+    """Refuse a loss that reaches parameters past the outputs, which are cut off from them."""
+    past = torch.autograd.grad(loss, probe.parameters, allow_unused=True)
+    for (name, _, _), one in zip(probe.places, past, strict=True):
+        if one is not None and one.any():
+            raise PolicyRefused(
+                "P13",
+                f"a part of the loss that is of no row depends on {name}",
+                where="train_batch",
+                hint="leave out what is computed over the batch, such as a loss that balances "
+                "experts; take weight decay from the optimizer",
+            )
 
 
 def _displaced(probe: Probe, flags: Flags, one: torch.Tensor) -> torch.Tensor:
@@ -155,19 +222,20 @@ def _by_source(probe: Probe) -> list[torch.Tensor] | None:
     ends = [loss]
     slopes: list[torch.Tensor | None] = [torch.ones_like(loss)]
     if loss.dim() == 0:  # what of the loss comes by an output itself, not by a later one's
-        ends, slopes = watched.outputs(probe.models), _slopes(probe, lambda one: one)
+        ends = [
+            one
+            for one in watched.outputs(probe.models)
+            if probe.layout.flags(probe.codes >= 0, probe.layout.units(one)) is not None
+        ]
+        slopes = _slopes(probe, lambda one: one)
+        if all(one is None for one in slopes):  # the model computes its loss itself
+            ends = _last(probe, watched)
+            if not ends:
+                return None
+            slopes = list(torch.autograd.grad(loss, ends, retain_graph=True, allow_unused=True))
     known = [(end, slope) for end, slope in zip(ends, slopes, strict=True) if slope is not None]
     if not known:
         return None
-    for end, _ in known:
-        if probe.layout.flags(probe.codes >= 0, probe.layout.units(end)) is None:
-            raise PolicyRefused(
-                "P13",
-                f"the loss has a part of no row: an output of shape {tuple(end.shape)}",
-                where="train_batch",
-                hint="leave out what is computed over the batch, such as a loss that balances "
-                "experts, or give it per row",
-            )
     total = [torch.zeros_like(one, dtype=torch.float64) for one in probe.parameters]
     for code in np.unique(probe.codes):
         flags = probe.codes == code
