@@ -140,7 +140,8 @@ class GovernedNodes:
         assert self.cluster is not None
         for node in NODES:
             feature = FEATURE if node in nodes else ""
-            self.cluster.check("scontrol", "update", f"NodeName={node}", f"Features={feature}")
+            both = (f"ActiveFeatures={feature}", f"AvailableFeatures={feature}")
+            self.cluster.check("scontrol", "update", f"NodeName={node}", *both)
 
     def path(self, node: str) -> Path:
         return self.statements / f"{node}.dsse"

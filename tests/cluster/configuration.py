@@ -23,6 +23,7 @@ class Options:
         kill_wait_s: seconds from TERM to KILL.
         slurmd_timeout_s: seconds of silence after which a node is called down.
         prolog: a Prolog that fails where ``fail.NODE`` lies in the cluster's folder.
+        submit_filter: text of a ``job_submit.lua``; "": none.
     """
 
     grace_s: int = 0
@@ -33,6 +34,7 @@ class Options:
     kill_wait_s: int = 6
     slurmd_timeout_s: int = 600
     prolog: bool = False
+    submit_filter: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ def slurm_conf(root: Path, name: str, host: str, ports: Ports, options: Options)
     ]
     if options.prolog:
         lines += [f"Prolog={root}/prolog"]
+    if options.submit_filter:
+        lines += ["JobSubmitPlugins=lua"]
     if options.send_user_signal:
         lines += ["SlurmctldParameters=preempt_send_user_signal"]
     if options.accounting:

@@ -140,6 +140,7 @@ class SlurmCluster:
         prolog = self.root / "prolog"
         prolog.write_text(f"#!/bin/sh\ntest ! -e {self.root}/fail.$SLURMD_NODENAME\n")
         prolog.chmod(0o755)
+        (self.root / "job_submit.lua").write_text(self.options.submit_filter)
         state = {
             "ports": dataclasses.asdict(self._ports),
             "options": dataclasses.asdict(self.options),

@@ -13,6 +13,7 @@ import pytest
 from hpcdet.control.requests import commands
 from hpcdet.read.views import views
 from hpcdet.site import Site
+from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, Verdict, WorkerEnd
 from tests import experiments as x
@@ -127,3 +128,14 @@ def test_a_policy_that_is_gone_lets_nobody_in(lab: Lab) -> None:
     why = lab.until_paused(paths)
     assert "G110" in why
     assert list(lab.touched.iterdir()) == []
+
+
+def test_a_change_from_anywhere_that_takes_jobs_elsewhere_is_not_obeyed(lab: Lab) -> None:
+    lab.nodes.spoil("false", HERE)
+    paths = lab.submit()
+    lab.until_paused(paths)
+    change: dict[str, Any] = {"slurm.sbatch_args": ["--clusters=other"]}
+    commands.ask(paths, "set", **change)
+    x.turn(paths)
+    (told,) = [line for line in chain.read(paths) if line["kind"] == "command"]
+    assert "P17" in told["refused"] and "--clusters=other" in told["refused"]

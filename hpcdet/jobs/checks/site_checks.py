@@ -126,7 +126,7 @@ def login_node() -> str:
 
 def site_findings(site: Site) -> list[SiteFinding]:
     """Try a site: its template, its scheduler, its partitions, its launcher."""
-    findings = [_template(site), *_scheduler(site), *_places(site)]
+    findings = [_template(site), *_scheduler(site), *_places(site), *_governed(site)]
     launchers = {
         site.launcher.kind,
         *(p.launcher.kind for p in site.partitions.values() if p.launcher),
@@ -150,6 +150,32 @@ def _places(site: Site) -> list[SiteFinding]:
         _writable(root, "experiments"),
         _writable(apart, f"their logs and checkpoints to go on from{purged}"),
     ]
+
+
+def _governed(site: Site) -> list[SiteFinding]:
+    """Look for nodes with each capability that policies may require."""
+    governance = site.governance
+    if governance is None:
+        return []
+    found = []
+    if governance.statement is None or governance.statement.key is None:
+        hint = "policies that require signed statements are refused: governance.statement.key"
+        found.append(SiteFinding("warning", "nodes sign no statements", hint))
+    try:
+        scheduler = open_scheduler(site)
+        groups = scheduler.node_groups() if isinstance(scheduler, HasFeatures) else []
+    except HpcdetError:
+        return found  # that it does not answer is said elsewhere
+    for name, asked in governance.capabilities.items():
+        features = (asked.slurm and asked.slurm.constraint) or ""
+        wanted = set(features.split("&")) - {""}
+        parts = [f"{one.nodes} in {one.partition}" for one in groups if wanted <= one.features]
+        if parts:
+            found.append(SiteFinding("ok", f"capability {name}: nodes: {', '.join(parts)}"))
+        elif groups:
+            what = f"capability {name}: no node has {', '.join(sorted(wanted))}"
+            found.append(SiteFinding("error", what, "Features= of the nodes in slurm.conf"))
+    return found
 
 
 def _writable(place: Path, what: str) -> SiteFinding:

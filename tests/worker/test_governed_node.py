@@ -1,0 +1,86 @@
+"""A worker's node by what the scheduler shows of it, beside its statement."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from pathlib import Path
+
+import pytest
+
+from hpcdet.jobs.script.launch import Allocation
+from hpcdet.schedulers.slurm import slurm_features
+from hpcdet.site import load_site
+from hpcdet.store.config import resolved_config
+from hpcdet.store.config.resolved_config import Governance
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.worker.allocation import governed_node
+from hpcdet.worker.allocation.governed_node import GovernedNode
+from tests import experiments as x
+from tests import governed_nodes
+from tests.governed_nodes import GovernedNodes
+
+HOST = socket.gethostname().partition(".")[0]
+SHOWN = "NodeName=n1 Arch=x86_64 AvailableFeatures={0} ActiveFeatures={0} NodeHostName={1} Port=0"
+
+
+class Place:
+    """A governed experiment's files, and a worker on node n1."""
+
+    def __init__(self, folder: Path, environ: pytest.MonkeyPatch) -> None:
+        self.nodes = GovernedNodes(folder)
+        self.paths = ExperimentPaths(folder)
+        self.policy = governed_nodes.policy().compiled
+        self.paths.compiled_policy.write_text(self.policy.to_json())
+        self.site = x.local_site(scheduler="slurm", governance=self.nodes.site())
+        self.paths.site.write_bytes(load_site.dump(self.site))
+        self.environ = environ
+        environ.setenv("SLURMD_NODENAME", "n1")
+
+    def refusal(self, shown: str | None, nodes: tuple[str, ...] = ("n1",)) -> str:
+        """What speaks against the node, where ``scontrol`` answers so; None: not at all."""
+        self.environ.setattr(governed_node, "ask", lambda *_: shown)
+        plain = resolved_config.resolve(x.config())
+        config = dataclasses.replace(plain, governance=Governance("p", digest=self.policy.digest))
+        there = Allocation("7_0", nodes, slurm=True)
+        return GovernedNode(self.paths, config, self.site, there).refusal()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return Place(tmp_path, monkeypatch)
+
+
+def test_statement_and_scheduler_must_agree(place: Place) -> None:
+    good = SHOWN.format("a100,gov_phi", HOST)
+    assert "no statement can be read" in place.refusal(good)
+    place.nodes.attest("n1")
+    assert place.refusal(good) == ""
+    assert place.refusal(None) == ""  # who does not answer is no evidence
+    assert place.refusal("slurm_load_node error") == ""
+    without = SHOWN.format("(null)", HOST)
+    assert "shows node n1 without gov_phi" in place.refusal(without)
+    assert "shows node n1 without gov_phi" in place.refusal(SHOWN.format("gov_phi2", HOST))
+    other = SHOWN.format("gov_phi", "other.example.org")
+    assert f"host other.example.org to the scheduler, and this is {HOST}" in place.refusal(other)
+    assert place.refusal(SHOWN.format("gov_phi", f"{HOST}.example.org")) == ""
+    assert "is none of this job's" in place.refusal(good, ("n2",))
+    place.nodes.spoil("expired", "n1")
+    assert "the statement ended at" in place.refusal(good)
+
+
+def test_it_hears_of_a_statement_that_ends_while_it_works(place: Place) -> None:
+    place.nodes.attest("n1")
+    place.environ.setattr(governed_node, "ask", lambda *_: None)
+    plain = resolved_config.resolve(x.config())
+    config = dataclasses.replace(plain, governance=Governance("p", digest=place.policy.digest))
+    node = GovernedNode(place.paths, config, place.site, Allocation("", ("n1",)))
+    assert node.refusal() == ""
+    place.nodes.spoil("copied", "n1")
+    assert "is of node elsewhere, and this is n1" in node.refusal()
+
+
+def test_features_are_read_from_scontrol() -> None:
+    found = slurm_features.node(SHOWN.format("a,b", "h"))
+    assert found is not None and found.features == {"a", "b"} and found.host == "h"
+    assert slurm_features.node("") is None
