@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from hpcdet.control.requests import fork
 from hpcdet.store.config import resolved_config
+from hpcdet.store.folder.layout import ExperimentPaths
 from tests import TOP
 from tests.builders import Builder
 from tests.commands import Cli
@@ -23,13 +26,14 @@ def policy(tmp_path: Path) -> Path:
     return file
 
 
-def prepared(cli: Cli, policy: Path) -> str:
+def prepared(cli: Cli, policy: Path, search: str = "single") -> str:
     """An experiment under a policy that requires nothing of nodes."""
     text = policy.read_text().replace(", requires: [no_egress]", "")
     policy.write_text(text.replace("requires: {capabilities: [enclave]}\n", ""))
     config = policy.with_name("config.yaml")
     config.write_text(
-        "entrypoint: ['true']\nsearcher: {name: single, metric: loss, max_length: {batches: 1}}\n"
+        "entrypoint: ['true']\n"
+        f"searcher: {{name: {search}, metric: loss, max_length: {{batches: 1}}}}\n"
         f"name: ruled\ngovernance: {{policy: {policy.name}}}\nsite: local\n"
     )
     return cli("submit", config, "--prepare", "--no-test", "-o", "id").out.strip()
@@ -120,6 +124,27 @@ def test_an_archive_has_the_policy_and_a_copy_elsewhere_too(
     with tarfile.open(out) as packed:
         names = {name.partition("/")[2] for name in packed.getnames()}
     assert {"policy.yaml", "policy.json"} <= names and "secrets.json" not in names
+
+
+def test_a_fork_has_the_policy_its_changes_and_the_keys(cli: Cli, policy: Path) -> None:
+    id = prepared(cli, policy, "random, max_trials: 2")
+    source = ExperimentPaths(cli.root / id)
+    source.policy_changes.mkdir()
+    (source.policy_changes / "0001.json").write_text("{}")
+    made = fork.fork(source, {}).paths
+    assert made.id != id
+    for name in ("policy.yaml", "policy.json", "secrets.json", "policies/0001.json"):
+        assert (made.root / name).read_bytes() == (source.root / name).read_bytes(), name
+    assert cli("policy", "diff", id, made.id, "-o", "json").items == []
+
+
+def test_a_test_of_the_code_is_under_the_policy(cli: Cli, tmp_path: Path) -> None:
+    """A parameter in no layer is found by the rank that trains, not by the verb."""
+    shutil.copytree(EXAMPLE, tmp_path / "governed")
+    file = tmp_path / "governed" / "policy.yaml"
+    file.write_text(file.read_text().replace("'^head", "'^heed"))
+    err = cli("test", tmp_path / "governed" / "governed.yaml", code=4).err
+    assert "P02: parameter head.weight is in no layer of the policy" in err
 
 
 def test_shipped_policies_are_listed(cli: Cli) -> None:

@@ -265,6 +265,19 @@ def test_a_policy_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None
         read_policy("haed-only")
 
 
+def test_a_huge_policy_is_refused_before_it_costs_much() -> None:
+    few = "\n".join(f"  - {{id: l{n}, match: '^l{n}$'}}" for n in range(300))
+    many = POLICY[: POLICY.index("  - {id: low")] + few + POLICY[POLICY.index("\nsources:") :]
+    with pytest.raises(
+        PolicyRefused, match=r"p\.yaml:4: layers: P01: list should have at most 256"
+    ):
+        compile_policy(many, "p.yaml", TODAY)
+    deep = "{not: " * 50 + "{source: public}" + "}" * 50
+    assert "nested more than 20" in str(refused((RULE, f"{{id: r2, match: {deep}")))
+    with pytest.raises(PolicyRefused, match="more than 50000 values"):
+        compile_policy(POLICY + f"description: [{'a, ' * 60000}]\n", "p.yaml", TODAY)
+
+
 @given(st.text(alphabet="{}[]:&*<-'\n abr01.!", max_size=60), st.integers(0, len(POLICY)))
 def test_no_text_gives_anything_but_a_policy_or_a_refusal(text: str, place: int) -> None:
     with contextlib.suppress(PolicyRefused):

@@ -19,8 +19,10 @@ from hpcdet.config.policy.policy_keys import (
 from hpcdet.config.policy.policy_text import PolicyProblem, failure, read
 from hpcdet.policy import compiled as to
 
-Cells = dict[tuple[str, str], str]
-"""Which rule decides on a source and a layer; those of ``default`` are not in it."""
+Cells = dict[str, dict[str, str]]
+"""By source and layer the rule that decides on them; those of ``default`` are not in it."""
+_MOST = 8
+"""Names that a hint lists."""
 
 
 def compile_policy(text: str, source: str, today: datetime.date) -> to.CompiledPolicy:
@@ -64,13 +66,17 @@ def _in_order(policy: PolicyKeys) -> list[SourceKeys]:
 
 def _decide(policy: PolicyKeys) -> Cells:
     """Find the first rule that fits each source and layer."""
+    chosen = [
+        (rule, {one.id for one in _selected(rule, policy.layers) if not one.frozen})
+        for rule in policy.rules
+    ]
     decided: Cells = {}
-    for rule in policy.rules:
-        chosen = [layer for layer in _selected(rule, policy.layers) if not layer.frozen]
-        for source in policy.sources:
-            if rule.match(source.id, source.labels):
-                for layer in chosen:
-                    decided.setdefault((source.id, layer.id), rule.id)
+    for source in policy.sources:
+        of_source = decided[source.id] = {}
+        for rule, layers in chosen:
+            left = layers - of_source.keys()
+            if left and rule.match(source.id, source.labels):
+                of_source.update(dict.fromkeys(left, rule.id))
     return decided
 
 
@@ -92,8 +98,8 @@ def _matrix(policy: PolicyKeys, decided: Cells) -> list[list[float]]:
         [
             0.0
             if layer.frozen
-            else weights[decided[source.id, layer.id]]
-            if (source.id, layer.id) in decided
+            else weights[decided[source.id][layer.id]]
+            if layer.id in decided[source.id]
             else policy.default
             for layer in policy.layers
         ]
@@ -161,7 +167,8 @@ def _expected(policy: PolicyKeys) -> list[str]:
 
 def _near(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names)}"
+    listed = ", ".join(names[:_MOST]) + (", ..." if len(names) > _MOST else "")
+    return f"did you mean {close[0]!r}?" if close else f"there are: {listed}"
 
 
 def _agreements(policy: PolicyKeys, today: datetime.date) -> Iterator[PolicyProblem]:
@@ -174,7 +181,7 @@ def _agreements(policy: PolicyKeys, today: datetime.date) -> Iterator[PolicyProb
 
 
 def _idle_rules(policy: PolicyKeys, decided: Cells) -> Iterator[PolicyProblem]:
-    used = set(decided.values())
+    used = {rule for of_source in decided.values() for rule in of_source.values()}
     for place, rule in enumerate(policy.rules):
         if rule.id not in used:
             fits = any(rule.match(one.id, one.labels) for one in policy.sources)

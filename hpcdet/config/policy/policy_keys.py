@@ -143,7 +143,7 @@ class RuleKeys(PolicySection):
     """What reports call it."""
     match: Annotated[Predicate, BeforeValidator(predicate)]
     """The sources that it is about: source, label.NAME (a text, or in, glob), all, any, not."""
-    layers: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+    layers: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=64)]
     """The layers that it is about: names or patterns with *; !NAME leaves one out."""
     weight: Share
     """How much of the sources' gradient these layers get: 0 none, 1 all."""
@@ -292,11 +292,11 @@ class PolicyKeys(PolicySection):
     """A record of several sources: it may change what each of them may, or is an error."""
     trust: list[TrustKeys] = []
     """Public keys that may sign."""
-    layers: Annotated[list[LayerKeys], Field(min_length=1)]
+    layers: Annotated[list[LayerKeys], Field(min_length=1, max_length=256)]
     """The layers, each with the parameters that it holds."""
-    sources: Annotated[list[SourceKeys], Field(min_length=1)]
+    sources: Annotated[list[SourceKeys], Field(min_length=1, max_length=1024)]
     """The sources of data."""
-    rules: Annotated[list[RuleKeys], Field(min_length=1)]
+    rules: Annotated[list[RuleKeys], Field(min_length=1, max_length=256)]
     """Which sources may change which layers; the first that fits a source and a layer decides."""
     default: Share = 0.0
     """The weight where no rule fits."""

@@ -39,6 +39,10 @@ _ELSEWHERE = {
 _UNKNOWN_ALLOWED = "data of unknown sources are never allowed: deny, or drop and count them"
 
 
+_MOST = 20
+"""Problems that are told at once."""
+
+
 @dataclass(frozen=True)
 class PolicyProblem:
     """A problem of a policy; ``key`` is dotted, places in lists are numbers."""
@@ -78,9 +82,11 @@ def failure(problems: Iterable[PolicyProblem], document: Document) -> PolicyRefu
     lines = [
         f"  {_where(one, document)}: {one.code}: {one.what}"
         + (f" ({one.hint})" if one.hint else "")
-        for one in (first, *others)
+        for one in (first, *others)[:_MOST]
     ]
-    what = "\n".join([f"{len(lines)} problems", *lines])
+    more = len(others) + 1 - len(lines)
+    lines += [f"  and {more} more"] if more else []
+    what = "\n".join([f"{len(others) + 1} problems", *lines])
     return PolicyRefused(first.code, what, where=document.source)
 
 
