@@ -265,6 +265,17 @@ def test_a_policy_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None
         read_policy("haed-only")
 
 
+def test_a_rule_about_frozen_layers_alone_decides_nothing() -> None:
+    frozen = ("match: '^low'", "frozen: true, match: '^low'")
+    rule = (
+        "rules:\n",
+        "rules:\n  - {id: r0, match: {source: public}, layers: ['lo*'], weight: 1}\n",
+    )
+    assert refused(frozen, rule).policy_code == "P09"
+    named = (rule[0], rule[1].replace("'lo*'", "low"))
+    assert "layer 'low' is frozen: nothing may change it" in str(refused(frozen, named))
+
+
 def test_a_huge_policy_is_refused_before_it_costs_much() -> None:
     few = "\n".join(f"  - {{id: l{n}, match: '^l{n}$'}}" for n in range(300))
     many = POLICY[: POLICY.index("  - {id: low")] + few + POLICY[POLICY.index("\nsources:") :]
