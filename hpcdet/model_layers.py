@@ -70,14 +70,17 @@ def layers(experiment: Path) -> dict[str, Any]:
     trial_class = load_class(entrypoint.argv[0])
     refused: PolicyRefused | None = None
     found: dict[str, Any] = {}
-    with init() as context:
-        try:
-            trial_class(context)
-        except PolicyRefused as error:  # or the context would say that code has failed
-            refused = error
-        guard = context.core.governance.guard
-        if guard is not None:
-            found = _found(guard)
+    try:
+        with init() as context:
+            try:
+                trial_class(context)
+            except PolicyRefused as error:  # or the context would say that code has failed
+                refused = error
+            guard = context.core.governance.guard
+            if guard is not None:
+                found = _found(guard)
+    except PolicyRefused as error:  # of a trial that has no governed model
+        raise refused or error from None
     if refused is not None:
         raise refused
     if not found.get("parameters"):
