@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -177,3 +179,14 @@ def test_the_layers_of_a_model_come_from_its_code(cli: Cli, tmp_path: Path) -> N
     ran = cli("policy", "compile", bad, "--model", EXAMPLE / "governed.yaml", code=4)
     assert f"{bad}: layers: P02: parameter head.weight is in no layer" in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_checking_a_policy_brings_neither_numpy_nor_the_checks_of_configs() -> None:
+    """Both take longer than all the rest of it."""
+    code = (
+        "import sys; from hpcdet.cli import main; main.run(sys.argv[1:]);"
+        "print([name for name in ('numpy', 'torch', 'hpcdet.config.check') if name in sys.modules])"
+    )
+    argv = [sys.executable, "-c", code, "policy", "check", EXAMPLE / "policy.yaml", "-o", "id"]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[1:] == ["[]"]
