@@ -26,11 +26,9 @@ from hpcdet.store.fs import bounded_json, files, typed_fields
 LinkKind = Literal["acquire", "transform", "shard", "admit", "revoke"]
 KINDS: tuple[LinkKind, ...] = get_args(LinkKind)
 REQUIRED = ("acquire", "shard", "admit")
-"""Kinds that a complete chain has."""
 PAYLOAD = "application/vnd.hpcdet.chain-link+json"
 """Type of what is signed: a link in canonical form."""
-LARGEST = 64 << 20
-"""Bytes of a chain."""
+LARGEST = 64 << 20  # bytes of a chain
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -83,7 +81,6 @@ class ChainLink:
 
     @property
     def digest(self) -> str:
-        """``sha256:…`` of its canonical form."""
         return f"sha256:{hashlib.sha256(self.to_bytes()).hexdigest()}"
 
 
@@ -166,8 +163,7 @@ class ChainVerdict:
         head: digest of the chain's last link.
         links_verified: links before the first that does not follow the one before it;
             ``links_required``: all of them, at least one of each required kind.
-        complete: its links say, by a trusted key, how the data came to be.
-        active: complete, and the source may be used.
+        complete, active: as ``verify`` says.
     """
 
     head: str
@@ -372,6 +368,11 @@ def sign(link: ChainLink, private_key: str) -> LinkSignature:
     return LinkSignature(public.hex(), key.sign(_signed_bytes(link)).hex())
 
 
+def is_digest(text: str) -> bool:
+    """True for ``sha256:`` and 64 hex digits."""
+    return _DIGEST.fullmatch(text) is not None
+
+
 def _signed_bytes(link: ChainLink) -> bytes:
     return dsse.encoded(PAYLOAD, link.to_bytes())
 
@@ -392,7 +393,7 @@ def _parse(line: bytes) -> ChainLink | LinkSignature:
         raise ValueError(f"{typed_fields.short(found.kind)} is no kind: {', '.join(KINDS)}")
     digests = [one.sha256 for one in (*found.subject, *found.materials)]
     digests += [one for one in (found.params_sha256, found.tool.digest, found.prev) if one]
-    if not found.subject or not all(_DIGEST.fullmatch(one) for one in digests):
+    if not found.subject or not all(map(is_digest, digests)):
         raise ValueError("a digest is not sha256: and 64 hex digits")
     if not files.is_time(found.time):
         raise ValueError(f"{typed_fields.short(found.time)} is no time")
