@@ -79,7 +79,7 @@ def data_command() -> None:
     """Data of policies: manifests of their files, and chains of where they come from.
 
     \b
-    Example: hpcdet data manifest notes/ --source hosp-a -o hosp-a.manifest.json
+    Example: hpcdet data manifest notes/ --source hosp-a -o a.manifest.json
     """
 
 
@@ -105,7 +105,7 @@ def manifest(folder: Path, source: str, records: str, license_: str, out: Path) 
     Every file is read. With --records each record gets a digest in FILE.records.
 
     \b
-    Example: hpcdet data manifest notes/ --source hosp-a --records lines -o hosp-a.manifest.json
+    Example: hpcdet data manifest notes/ --source hosp-a -o a.manifest.json
     """
     if out.resolve().is_relative_to(folder.resolve()):
         raise UsageError("the manifest would be one of the files", where=str(out))
@@ -156,8 +156,8 @@ def verify(
     Names and sizes of all files are compared, and the contents of a sample, or all with --deep.
 
     \b
-    Examples: hpcdet data verify hosp-a.manifest.json --deep
-              hpcdet data verify hosp-a.chain --manifest hosp-a.manifest.json --policy policy.yaml
+    Examples: hpcdet data verify a.manifest.json --deep
+              hpcdet data verify a.chain --manifest a.manifest.json --policy p.yaml
     """
     policy = _policy(policy_name) if policy_name else None
     if _is_manifest(file):

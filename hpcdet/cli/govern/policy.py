@@ -11,6 +11,7 @@ import click
 
 from hpcdet.cli.frame.output import Column, Output, output, table
 from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.govern.policy_impact import impact
 from hpcdet.cli.govern.policy_report import report
 from hpcdet.errors import NotFound
 from hpcdet.policy import changes
@@ -147,6 +148,7 @@ def policy_command() -> None:
 
 
 policy_command.add_command(report)
+policy_command.add_command(impact)
 
 
 @policy_command.command("check")

@@ -1,0 +1,230 @@
+"""What a source of data has reached: checkpoints, the layers in them, and who began from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcdet.errors import IntegrityError
+from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.read.lookup.all_experiments import UNREADABLE, left_out
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import sealed_json
+from hpcdet.store.trials import manifests, parents
+from hpcdet.store.trials.parents import Parent
+
+if TYPE_CHECKING:  # other verbs on policies need no journals
+    from hpcdet.read.experiment.gather import Gathered, GatheredTrial
+
+_WHOLE = ("complete", "superseded")
+
+
+@dataclass(frozen=True)
+class ImpactView:
+    """A trial that a source has reached."""
+
+    experiment: str
+    """The experiment's id."""
+    trial: int
+    """The trial's number."""
+    checkpoint: str
+    """The newest checkpoint that it has reached; its path."""
+    layers: list[str]
+    """The layers that were exposed to it there, in the order of the policy."""
+    last_clean: str
+    """The newest checkpoint that was exposed to none of it; its path, "" without any."""
+    heirs: list[str]
+    """Trials that began from what it has reached, and those that began from them."""
+    checkpoints: list[str]
+    """All checkpoints that it has reached; their paths."""
+    lane_only: bool
+    """True if it has reached lanes alone, under assurance `isolated`: without them the model is as
+    if it had never been trained on the source."""
+
+
+@dataclass(frozen=True)
+class Impact:
+    """The trials that a source has reached, and what could not be told, a line each."""
+
+    items: list[ImpactView]
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A checkpoint: its place, the digest of its manifest, and the layers reached in it.
+
+    Attributes:
+        known: its weights have a history that is known.
+    """
+
+    path: str
+    name: str
+    root: str
+    layers: tuple[str, ...]
+    known: bool
+
+
+@dataclass
+class _Trial:
+    """A trial, its checkpoints in order, and the one that it began from.
+
+    Attributes:
+        origin: root of that checkpoint; ``parent``: its trial and the checkpoint's name.
+    """
+
+    experiment: str
+    number: int
+    saved: list[_Saved]
+    lanes: frozenset[str]
+    origin: str = ""
+    parent: tuple[Path, str] | None = None
+    children: list[_Trial] = field(default_factory=list)
+
+    @property
+    def called(self) -> str:
+        return f"{self.experiment}/{self.number}"
+
+    @property
+    def reached(self) -> list[_Saved]:
+        return [one for one in self.saved if one.layers]
+
+
+def impact(experiments: Iterable[ExperimentPaths], source: str) -> Impact:
+    """Return what a source has reached, over experiments.
+
+    Exposure is what checkpoints say of themselves: a layer counts as reached if its exposure to
+    the source is above 0. Those that are gone cannot be asked; who began from one is told by its
+    own checkpoints, which have its exposure.
+    """
+    from hpcdet.read.experiment.gather import gather
+
+    trials: dict[Path, _Trial] = {}
+    warnings: list[str] = []
+    without = 0
+    for paths in experiments:
+        try:
+            gathered = gather(paths)
+            lanes = _lanes(gathered)
+            without += lanes is None
+            for one in gathered.trials:
+                trials[one.paths.root.resolve()] = _trial(gathered, one, lanes, source, warnings)
+        except UNREADABLE as error:
+            warnings.append(left_out(paths, error))
+    if without:
+        warnings.append(f"{without} experiments have no policy: what reached them is not known")
+    _join(trials)
+    items = [_view(one) for one in trials.values() if one.reached]
+    return Impact(items, warnings)
+
+
+def _lanes(gathered: Gathered) -> frozenset[str] | None:
+    """Return the layers that are lanes, of an isolated policy; None without a policy."""
+    if gathered.config.governance is None:
+        return None
+    policy = CompiledPolicy.load(gathered.paths.compiled_policy)
+    isolated = policy.assurance == "isolated"
+    return frozenset(one.id for one in policy.layers if one.lane and isolated)
+
+
+def _trial(
+    gathered: Gathered,
+    trial: GatheredTrial,
+    lanes: frozenset[str] | None,
+    source: str,
+    warnings: list[str],
+) -> _Trial:
+    from hpcdet.read.views.checkpoints import checkpoints
+
+    saved: list[_Saved] = []
+    where = f"{gathered.id}/{trial.number}"
+    for row in checkpoints(gathered, trial.number):
+        if row.state not in _WHOLE:
+            continue
+        try:
+            saved.append(_saved(Path(row.path), source))
+        except (
+            IntegrityError,
+            AttributeError,
+            LookupError,
+            OSError,
+            TypeError,
+            ValueError,
+        ) as error:
+            what = error.what if isinstance(error, IntegrityError) else "it is damaged"
+            warnings.append(f"{where}: {row.name} is left out: {what}")
+    unknown = [one.name for one in saved if not one.known]
+    if unknown and lanes is not None:
+        warnings.append(f"{where}: the history of {unknown[0]} is not known")
+    found = _Trial(gathered.id, trial.number, saved, lanes or frozenset())
+    record = trial.record
+    if record is None or not record.origin:
+        return found
+    parent = Parent.parse(record.parent)
+    found.origin = record.origin["root"]
+    if parent is not None:
+        there = parent.paths(gathered.paths)
+        found.parent = (there.root.resolve(), record.origin["checkpoint"])
+        if parent.experiment == gathered.paths.origin.root.name:  # a copy of the one that was named
+            given = parents.given(there)
+            found.origin = given["meta"]["linked"]["root"] if given else found.origin
+    return found
+
+
+def _saved(folder: Path, source: str) -> _Saved:
+    """Return what a checkpoint says of its exposure to a source.
+
+    Raises:
+        IntegrityError: its manifest is not what was written.
+    """
+    manifest = manifests.read(folder)
+    block: Mapping[str, Any] = manifest["meta"].get("governance") or {}
+    layers: tuple[str, ...] = ()
+    if source in block.get("sources", ()):
+        row = block["exposure"][block["sources"].index(source)]
+        pairs = zip(block["layers"], row, strict=True)
+        layers = tuple(layer for layer, units in pairs if units > 0)
+    known = bool(block.get("complete"))
+    return _Saved(str(folder), folder.name, manifest[sealed_json.ROOT], layers, known)
+
+
+def _join(trials: Mapping[Path, _Trial]) -> None:
+    """Tell each trial which others began from what was reached in it."""
+    by_root = {saved.root: one for one in trials.values() for saved in one.saved}
+    for child in trials.values():
+        place, name = child.parent or (Path(), "")
+        parent = by_root.get(child.origin) or trials.get(place)
+        if parent is None or parent is child:
+            continue
+        began = [one for one in parent.saved if child.origin == one.root or name == one.name]
+        # without the checkpoint it began from, its own first one tells
+        if any(one.layers for one in began or child.saved[:1]):
+            parent.children.append(child)
+
+
+def _heirs(trial: _Trial) -> list[str]:
+    found: dict[str, None] = {}
+    waiting = list(trial.children)
+    while waiting:
+        one = waiting.pop(0)
+        if one.called not in found:
+            found[one.called] = None
+            waiting += one.children
+    return sorted(found)
+
+
+def _view(trial: _Trial) -> ImpactView:
+    reached = trial.reached
+    clean = [one.path for one in trial.saved if one.known and not one.layers]
+    return ImpactView(
+        trial.experiment,
+        trial.number,
+        reached[-1].path,
+        list(reached[-1].layers),
+        clean[-1] if clean else "",
+        _heirs(trial),
+        [one.path for one in reached],
+        all(trial.lanes.issuperset(one.layers) for one in reached),
+    )
