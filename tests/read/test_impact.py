@@ -79,7 +79,10 @@ def begins_from(child: TrialBuilder, parent: str, donor: TrialBuilder, step: int
     put(record, dataclasses.replace(before, parent=parent, origin=parents.origin_of(made)))
 
 
-CLEAN, LANE, TRUNK = [[0, 0], [5, 0]], [[0, 3.5], [9, 0]], [[1, 3.5], [9, 0]]
+Exposure = list[list[float]]
+CLEAN: Exposure = [[0, 0], [5, 0]]
+LANE: Exposure = [[0, 3.5], [9, 0]]
+TRUNK: Exposure = [[1, 3.5], [9, 0]]
 
 
 def test_what_a_source_has_reached_is_told_with_its_heirs(cli: Cli) -> None:

@@ -157,7 +157,7 @@ def verify(
 
     \b
     Examples: hpcdet data verify a.manifest.json --deep
-              hpcdet data verify a.chain --manifest a.manifest.json --policy p.yaml
+              hpcdet data verify a.chain --manifest a.json --policy p.yaml
     """
     policy = _policy(policy_name) if policy_name else None
     if _is_manifest(file):
