@@ -187,6 +187,6 @@ def test_checking_a_policy_brings_neither_numpy_nor_the_checks_of_configs() -> N
         "import sys; from hpcdet.cli import main; main.run(sys.argv[1:]);"
         "print([name for name in ('numpy', 'torch', 'hpcdet.config.check') if name in sys.modules])"
     )
-    argv = [sys.executable, "-c", code, "policy", "check", EXAMPLE / "policy.yaml", "-o", "id"]
+    argv = [sys.executable, "-c", code, "policy", "check", str(EXAMPLE / "policy.yaml"), "-o", "id"]
     said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     assert said.splitlines()[1:] == ["[]"]
