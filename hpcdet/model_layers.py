@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, HpcdetError
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.process import determined_imports
 from hpcdet.process.entrypoint import parse
@@ -19,6 +19,7 @@ from hpcdet.process.location import AttemptLocation
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.records import Control
 from hpcdet.store.fs import files
+from hpcdet.train.attempt import node_proof
 from hpcdet.units import Length
 
 if TYPE_CHECKING:  # it takes seconds to import
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
     except PolicyRefused as error:  # for the verb to raise again
         code, what = error.what.split(": ", 1)
         found = {"refused": [code, what, error.where, error.hint]}
-    except ConfigError as error:
+    except HpcdetError as error:
         print(error, file=sys.stderr)
         return 1
     files.write_once(answer, files.canonical(found))
@@ -62,6 +63,7 @@ def layers(experiment: Path) -> dict[str, Any]:
         raise ConfigError(
             "only a class of a trial can be constructed", where="entrypoint", hint=hint
         )
+    node_proof.require(place.experiment, asked)  # before anything of the user's is imported
     determined_imports.offer(asked.compat.determined)
     Control("run", Length("batches", 1)).write_once(place.trial.control(1))
     place.announce()

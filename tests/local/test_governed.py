@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from hpcdet.control.requests import commands
 from hpcdet.read.views import views
@@ -16,8 +17,10 @@ from hpcdet.site import Site
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, Verdict, WorkerEnd
+from hpcdet.store.fs import files
 from tests import experiments as x
 from tests import governed_nodes
+from tests.commands import Cli
 from tests.governed_nodes import GovernedNodes
 
 HERE = socket.gethostname()
@@ -139,3 +142,22 @@ def test_a_change_from_anywhere_that_takes_jobs_elsewhere_is_not_obeyed(lab: Lab
     x.turn(paths)
     (told,) = [line for line in chain.read(paths) if line["kind"] == "command"]
     assert "P17" in told["refused"] and "--clusters=other" in told["refused"]
+
+
+def test_layers_of_a_model_come_from_an_attested_node(
+    lab: Lab, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = lab.folder / "here.yaml"
+    site = {"extends": "local", "limits": {"poll_min_s": 0.2}, "governance": lab.nodes.site()}
+    files.replace(file, yaml.safe_dump(site).encode())
+    monkeypatch.setenv("HPCDET_SITE", str(file))
+    monkeypatch.setenv("HPCDET_ROOT", str(lab.folder / "root"))
+    values = governed_nodes.config(lab.touched, lab.pace)
+    config = governed_nodes.write_config(lab.model / "c.yaml", values | {"slurm": {}})
+    words = ("policy", "compile", lab.model / "policy.yaml", "--model", config, "-o", "json")
+    lab.nodes.spoil("false", HERE)
+    assert "does not attest enclave_phi" in cli(*words, code=4).err
+    assert list(lab.touched.iterdir()) == []
+    lab.nodes.attest(HERE)
+    assert [one["layer"] for one in cli(*words).items[0]["parameters"]]
+    assert list(lab.touched.iterdir())

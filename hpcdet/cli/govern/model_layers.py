@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcdet.cli.frame.progress import busy
-from hpcdet.cli.inputs.load_request import request
+from hpcdet.cli.inputs.load_request import SubmitRequest, request
 from hpcdet.cli.run import preflight
 from hpcdet.config.policy.policy_file import read_policy
+from hpcdet.jobs import one_shot_job
 from hpcdet.jobs.script import launch
 from hpcdet.policy.codes import PolicyRefused
 
@@ -46,13 +49,12 @@ def of(config_file: Path, policy: Path) -> ModelLayers:
     wanted = dataclasses.replace(
         wanted, loaded=dataclasses.replace(wanted.loaded, policy=read_policy(str(policy)))
     )
-    with tempfile.TemporaryDirectory(prefix="hpcdet-policy-") as folder:
-        paths = preflight.experiment(wanted, Path(folder) / "experiments")
-        answer = Path(folder) / "layers.json"
-        argv = [sys.executable, "-Pm", "hpcdet.model_layers", str(paths.root), str(answer)]
-        variables = launch.with_variables(os.environ, wanted.resolved.environment)
-        with busy("making the model"):
-            code, said = preflight.ended(argv, variables, None)
+    with _folder(wanted) as folder, busy("making the model"):
+        paths = preflight.experiment(wanted, folder / "experiments")
+        answer = folder / "layers.json"
+        code, said = _run(
+            wanted, folder, ["-Pm", "hpcdet.model_layers", str(paths.root), str(answer)]
+        )
         if code != 0 or not answer.exists():
             preflight.judge(wanted, code or 1, said)
         found = json.loads(answer.read_text())
@@ -60,3 +62,23 @@ def of(config_file: Path, policy: Path) -> ModelLayers:
         refusal, what, where, hint = found["refused"]
         raise PolicyRefused(refusal, what, where=f"{policy}: {where}", hint=hint)
     return ModelLayers(**found)
+
+
+@contextlib.contextmanager
+def _folder(wanted: SubmitRequest) -> Iterator[Path]:
+    """A folder for a while, where nodes see it if the code may run on some nodes only."""
+    if wanted.required is not None:
+        with one_shot_job.folder(wanted.root) as place:
+            yield place
+    else:
+        with tempfile.TemporaryDirectory(prefix="hpcdet-policy-") as folder:
+            yield Path(folder)
+
+
+def _run(wanted: SubmitRequest, folder: Path, command: list[str]) -> tuple[int, str]:
+    """Run Python where the policy lets the code run; return exit code and output."""
+    if wanted.required is not None:
+        answer, said = preflight.on_a_node(wanted, folder, command)
+        return answer.code, said
+    variables = launch.with_variables(os.environ, wanted.resolved.environment)
+    return preflight.ended([sys.executable, *command], variables, None)

@@ -136,6 +136,24 @@ def ended(
 
 def _rehearse_on_a_node(wanted: SubmitRequest, timeout: float) -> None:
     """Rehearse in a job of one rank. Raises as ``rehearse``, and as ``one_shot_job.run``."""
+    with one_shot_job.folder(wanted.root) as place, busy("testing the code on a node"):
+        answer, said = on_a_node(wanted, place, _rehearsal(wanted, place / "experiments"), timeout)
+    settings().note(f"the test ran on {answer.host}")
+    judge(wanted, answer.code, said)
+
+
+def on_a_node(
+    wanted: SubmitRequest, place: Path, command: Sequence[str], timeout: float = _NODE_S
+) -> tuple[one_shot_job.CommandResult, str]:
+    """Run Python in a job of one rank, where a policy wants it; return the answer and output.
+
+    Args:
+        place: a ``one_shot_job.folder``.
+        command: arguments of Python.
+        timeout: seconds for all of it, the queue included.
+
+    Raises as ``one_shot_job.run``.
+    """
     resolved = wanted.resolved
     need = resolved.resources
     walltime = min(need.walltime_s or _WALLTIME_S, _WALLTIME_S)
@@ -145,11 +163,8 @@ def _rehearse_on_a_node(wanted: SubmitRequest, timeout: float) -> None:
     lane = dataclasses.replace(resolved.worker, lanes=1)
     alone = dataclasses.replace(resolved, resources=one, worker=lane)
     python = resolved.environment.python or wanted.site.python or sys.executable
-    with one_shot_job.folder(wanted.root) as place, busy("testing the code on a node"):
-        argv = [python, *_rehearsal(wanted, place / "experiments")]
-        answer, said = one_shot_job.run(place, wanted.site, alone, argv, timeout, wanted.policy)
-    settings().note(f"the test ran on {answer.host}")
-    judge(wanted, answer.code, said)
+    argv = [python, *command]
+    return one_shot_job.run(place, wanted.site, alone, argv, timeout, wanted.policy)
 
 
 def _rehearsal(wanted: SubmitRequest, folder: Path) -> list[str]:
