@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -175,3 +177,68 @@ def test_another_users_chain_counts_by_its_signature(cli: Cli, made: Path) -> No
     cli("data", "chain", "sign", chain, "--key", made / "eve")
     err = cli("data", "verify", chain, *options, code=9).err
     assert "G111: link 4 (revoke) is not signed by a trusted key" in err
+
+
+def croissant(folder: Path, name: str, digest: str) -> Path:
+    """Croissant metadata of one file."""
+    file = folder / "croissant.json"
+    value = {
+        "@context": {
+            "@language": "en",
+            "@vocab": "https://schema.org/",
+            "sc": "https://schema.org/",
+            "cr": "http://mlcommons.org/croissant/",
+            "dct": "http://purl.org/dc/terms/",
+            "conformsTo": "dct:conformsTo",
+        },
+        "@type": "sc:Dataset",
+        "name": "ward-notes",
+        "conformsTo": "http://mlcommons.org/croissant/1.0",
+        "license": "https://example.org/dua-118",
+        "url": "https://example.org/notes",
+        "description": "notes",
+        "datePublished": "2026-01-01",
+        "distribution": [
+            {
+                "@type": "cr:FileObject",
+                "@id": "object",
+                "name": "object",
+                "contentUrl": f"https://example.org/data/{name}?v=1",
+                "encodingFormat": "text/plain",
+                "sha256": digest,
+            }
+        ],
+    }
+    file.write_text(json.dumps(value))
+    return file
+
+
+def test_croissant_metadata_are_compared_and_taken_over(cli: Cli, made: Path) -> None:
+    pytest.importorskip("mlcroissant")
+    digest = hashlib.sha256((made / "notes" / "1.txt").read_bytes()).hexdigest()
+    argv = ("data", "manifest", made / "notes", "--source", "a", "-o", made / "m.json")
+    cli(*argv, "--croissant", croissant(made, "1.txt", digest))
+    assert SourceManifest.load(made / "m.json").about == {
+        "name": "ward-notes",
+        "license": "https://example.org/dua-118",
+    }
+    (made / "m.json").unlink()
+    for name, said, wrong in (
+        ("1.txt", "0" * 64, "1.txt: its contents are not those"),
+        ("9.txt", digest, "9.txt: the file is missing"),
+    ):
+        assert wrong in cli(*argv, "--croissant", croissant(made, name, said), code=9).err
+    assert "is none" in cli(*argv, "--croissant", croissant(made, "1.txt", "x"), code=4).err
+    (made / "croissant.json").write_text("{}")
+    err = cli(*argv, "--croissant", made / "croissant.json", code=4).err
+    assert "it is no Croissant metadata" in err
+    assert not (made / "m.json").exists()
+
+
+def test_croissant_metadata_need_a_package(
+    cli: Cli, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlcroissant", None)
+    argv = ("data", "manifest", made / "notes", "--source", "a", "-o", made / "m.json")
+    err = cli(*argv, "--croissant", croissant(made, "1.txt", "0" * 64), code=2).err
+    assert "pip install 'hpcdet[croissant]'" in err

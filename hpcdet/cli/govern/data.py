@@ -15,6 +15,7 @@ from hpcdet import units
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.progress import working
 from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.govern import croissant
 from hpcdet.cli.govern.data_chain import chain_command
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.policy import chains, manifests
@@ -97,9 +98,17 @@ data_command.add_command(chain_command)
 )
 @click.option("--license", "license_", default="", help="Under which license the data are.")
 @click.option(
+    "--croissant",
+    "described",
+    type=FILE,
+    help="Croissant metadata: compare digests, and take name and license.",
+)
+@click.option(
     "-o", "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE"
 )
-def manifest(folder: Path, source: str, records: str, license_: str, out: Path) -> None:
+def manifest(
+    folder: Path, source: str, records: str, license_: str, described: Path | None, out: Path
+) -> None:
     """Write the manifest of a folder; prints the Merkle root, which policies name.
 
     Every file is read. With --records each record gets a digest in FILE.records.
@@ -109,13 +118,15 @@ def manifest(folder: Path, source: str, records: str, license_: str, out: Path) 
     """
     if out.resolve().is_relative_to(folder.resolve()):
         raise UsageError("the manifest would be one of the files", where=str(out))
-    about = {"license": license_} if license_ else {}
+    described_as = croissant.read(described) if described else croissant.Croissant({}, ())
+    about = described_as.about | ({"license": license_} if license_ else {})
     sidecar = out.with_name(out.name + RECORDS)
     try:
         with _reading(folder) as watch, _draft(sidecar if records else None) as digests:
             made = manifests.make(
                 folder, source, about=about, records=records, sidecar=digests, watch=watch
             )
+            described_as.compare(made)
     except ValueError as error:
         raise UsageError(str(error), hint="hpcdet data manifest --help") from None
     below = os.path.relpath(folder.resolve(), out.parent.resolve())
