@@ -53,5 +53,5 @@ class GovernanceContext:
             self._session.governed = True
 
     def metrics(self) -> dict[str, float]:
-        """What governance reports at a validation, ``gov.…``; nothing without a policy."""
+        """Return the metrics of governance, ``gov.…``; none without a policy."""
         return {} if self.state is None else self.state.metrics()

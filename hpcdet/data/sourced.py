@@ -124,7 +124,7 @@ class Sourced(Dataset[Any]):
 
 
 def table_of(dataset: Any, sources: Sequence[str | Sequence[str]] | None) -> SourceTable | None:
-    """The sources of a data set's samples; None if nothing says them.
+    """Return the sources of a data set's samples; None if it has none.
 
     Args:
         sources: names by index; None: the data set's own ``sources``.

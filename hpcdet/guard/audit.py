@@ -1,4 +1,4 @@
-"""What a governed batch is probed for, while it is trained: verdicts, and what was measured."""
+"""Probes of a governed batch while it is trained: verdicts and measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a guard, and what is verified before training goes on from it."""
+"""The state of a guard in a checkpoint, and its verification before training goes on."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class GovernanceState:
         return {COVERAGE: 0.0, VIOLATIONS: 0.0, ADMISSION: admitted}
 
     def summary(self) -> dict[str, Any]:
-        """What readers find in the manifest's meta, without opening the state."""
+        """The summary in the manifest's meta, for readers who do not open the state."""
         guard = self._guard
         policy = guard.policy
         return {

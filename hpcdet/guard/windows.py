@@ -1,4 +1,4 @@
-"""What share of the rows each layer has admitted since an optimizer's last step.
+"""The share of rows that each layer has admitted since an optimizer's last step.
 
 A backward pass gives gradients that are means over all rows of a batch. Divided by the share of
 rows that a layer has admitted, they are means over those. Of several passes before one step it

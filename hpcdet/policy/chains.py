@@ -149,7 +149,7 @@ class SourceChain:
 
 @dataclass(frozen=True)
 class ChainProblem:
-    """What keeps a chain from being complete or active: its code, and the reason."""
+    """A defect that keeps a chain from being complete or active: its code, and the reason."""
 
     code: str
     what: str
@@ -157,7 +157,7 @@ class ChainProblem:
 
 @dataclass(frozen=True)
 class ChainVerdict:
-    """What verification found.
+    """The result of a verification.
 
     Attributes:
         head: digest of the chain's last link.

@@ -1,4 +1,4 @@
-"""What one policy permits that another one does not."""
+"""Differences between the weights of two policies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class WeightChange:
 
     @property
     def kind(self) -> Kind:
-        """What it does: a pair that a policy does not have is denied by it."""
+        """The kind of this change; a policy denies a pair that it does not have."""
         before, after = self.before or 0.0, self.after or 0.0
         return "same" if before == after else "tighten" if after < before else "loosen"
 
@@ -37,7 +37,7 @@ def differences(before: CompiledPolicy, after: CompiledPolicy) -> list[WeightCha
 
 
 def kind_of(found: list[WeightChange]) -> Kind:
-    """What a change does as a whole: ``mixed`` if it both tightens and loosens."""
+    """The kind of a whole change: ``mixed`` if it both tightens and loosens."""
     kinds = {one.kind for one in found} - {"same"}
     return "same" if not kinds else kinds.pop() if len(kinds) == 1 else "mixed"
 

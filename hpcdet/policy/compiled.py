@@ -67,7 +67,7 @@ class FileDigest:
 
 @dataclass(frozen=True)
 class UseAgreement:
-    """What a source's owner has agreed to.
+    """An agreement with the owner of a source.
 
     Attributes:
         expires: ISO 8601 date after which the source may not be used; "" if it does not expire.
@@ -158,7 +158,7 @@ class Canaries:
 
 @dataclass(frozen=True)
 class Memorization:
-    """What is measured of memorization, and what follows from too much of it."""
+    """Measurements of memorization, and the consequence of too much of it."""
 
     twins: Twins | None = None
     canaries: Canaries | None = None
@@ -168,7 +168,7 @@ class Memorization:
 
 @dataclass(frozen=True)
 class Requires:
-    """What nodes must offer, and how they must say so."""
+    """Requirements of nodes, and how they must be stated."""
 
     capabilities: tuple[str, ...] = ()
     statement: Literal["declared", "signed"] = "declared"
@@ -251,7 +251,7 @@ class CompiledPolicy:
 
     @property
     def on_nodes(self) -> Requires:
-        """What it and the agreements on its sources require of nodes, together."""
+        """Capabilities that the policy and the agreements on its sources require of nodes."""
         agreed = {name for one in self.sources if one.agreement for name in one.agreement.requires}
         every = tuple(sorted(agreed | set(self.requires.capabilities)))
         return dataclasses.replace(self.requires, capabilities=every)

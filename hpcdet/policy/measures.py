@@ -61,7 +61,7 @@ class ExpectedEntropy:
 def expected_entropy(
     mixture: ArrayLike, weights: ArrayLike, units: float, sigmas: float
 ) -> ExpectedEntropy:
-    """What ``source_entropy`` is to be after so many units drawn from a mixture.
+    """The expected ``source_entropy`` after so many units drawn from a mixture.
 
     Counts are multinomial, so the shares pi of a layer vary as ``_variances`` says, and the entropy
     by the delta method: to first order by a normal variable, to second order by half a weighted
@@ -91,7 +91,7 @@ def expected_entropy(
 
 
 def _variances(shares: Floats, squared: Floats) -> Floats:
-    """Of each source's share of a layer; ``squared``: ``p w^2 / (units (sum p w)^2)``."""
+    """Variances of each source's share of a layer; ``squared``: ``p w^2 / (units (sum p w)^2)``."""
     others = squared.sum(axis=0) - squared
     found: Floats = squared * (1 - shares) ** 2 + shares**2 * others
     return found
@@ -320,7 +320,7 @@ def chi_square_tail(value: float, degrees: int) -> float:
 
 
 def above_null(exposures: ArrayLike, references: int) -> float:
-    """Mean exposure above that of canaries nobody trained, over the most it can be, at most 1.
+    """Mean exposure above that of untrained canaries, as a share of the maximum.
 
     Args:
         exposures: in bits, float[n], n at least 1.

@@ -1,4 +1,4 @@
-"""What governance reports of a trial, as validation metrics, and the constraints on them.
+"""Validation metrics of governance, and the constraints on them.
 
 Metrics are named ``gov.…``: coverage, admission, conformance and violations of the whole trial,
 ``gov.memorization``, and of each source with twins ``gov.advantage.SOURCE`` in [-1, 1],
@@ -49,7 +49,7 @@ def memorization(verdicts: Mapping[str, TwinVerdict]) -> dict[str, float]:
 
 
 def evidence(metric: str, metrics: Mapping[str, Any]) -> str:
-    """What a report shows for a broken constraint on ``gov.memorization``; "" for other metrics.
+    """The evidence of a broken constraint on ``gov.memorization``; "" for other metrics.
 
     One clause per source: those whose advantage is at least what was judged, or is unknown.
     """

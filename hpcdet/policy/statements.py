@@ -1,4 +1,4 @@
-"""Statements of nodes: what a node enforces, said by those who run it, for its present boot.
+"""Statements of nodes: the capabilities that a node enforces in its present boot.
 
 A statement is an in-toto statement in a DSSE envelope, made by root at boot
 (``governance/site/node_statement.py``). It names the node and its boot id, so that one copied from
@@ -41,7 +41,7 @@ _REPAIR = "an administrator runs governance/site/node_statement.py on the node, 
 
 @dataclass(frozen=True)
 class NodeStatement:
-    """What a statement says.
+    """The content of a statement.
 
     Attributes:
         node: the scheduler's name of the node.
@@ -69,7 +69,7 @@ class StatementSource:
 
 @dataclass(frozen=True)
 class NodeDemand:
-    """What a node has to prove.
+    """The requirements that a node has to prove.
 
     Attributes:
         level: ``signed``: by a key of ``keys``; ``declared``: by a file of root's is enough.
@@ -198,7 +198,7 @@ def _read(path: Path, *, must_be_root: bool) -> bytes:
 
 
 def _said(data: bytes, keys: Sequence[str] | None, path: Path) -> NodeStatement:
-    """Return what an envelope says. ``keys``: None if its signature does not matter."""
+    """Return the statement in an envelope. ``keys``: None if its signature does not matter."""
     from hpcdet.policy import dsse  # its library is slow to import, and needed here only
 
     try:

@@ -50,7 +50,7 @@ def _coin(key: bytes, source: str, pair: int) -> int:
 
 
 def commitment(key: bytes) -> str:
-    """What is written down of a key before training: ``sha256:…``, which does not give it away.
+    """The commitment to a key, ``sha256:…``, which is recorded before training.
 
     Raises:
         PolicyRefused: the key is too short (P10).
@@ -222,7 +222,7 @@ def _doublings(place: int, planned: int) -> int:
 
 @dataclass(frozen=True)
 class TwinVerdict:
-    """What the twins of a source say of a model.
+    """The verdict of a source's twins on a model.
 
     Attributes:
         wins: pairs whose withheld record has the larger loss, as memorization makes it.

@@ -1,4 +1,4 @@
-"""What a site says of governance: how jobs reach nodes that enforce it, and how nodes say so."""
+"""Governance at a site: how jobs reach nodes that enforce it, and nodes' statements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Strict(BaseModel):
 
 
 class SlurmNodes(_Strict):
-    """What a job asks Slurm for, so that it runs where a capability is enforced."""
+    """Requests to Slurm by which a job runs where a capability is enforced."""
 
     constraint: str | None = Field(
         default=None, description="features of nodes, all wanted: `gov_phi` or `gov_phi&gov_net`"

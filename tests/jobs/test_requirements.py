@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from hpcdet import site as sites
-from hpcdet.jobs import requirements
-from hpcdet.jobs.requirements import NodeRequest
-from hpcdet.jobs.script import options
+from hpcdet.jobs.script import options, requirements
 from hpcdet.jobs.script.render import render
+from hpcdet.jobs.script.requirements import NodeRequest
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import (
     CompiledPolicy,

@@ -24,7 +24,7 @@ from hpcdet.policy.codes import PolicyRefused
 
 @dataclass(frozen=True)
 class ModelLayers:
-    """What ``python -m hpcdet.model_layers`` found.
+    """The answer of ``python -m hpcdet.model_layers``.
 
     Attributes:
         groups: for each layer, the places of the policy's layers that it obeys.

@@ -26,7 +26,7 @@ _REPORT = (
 @id_argument()
 @output("policy.report", GovernanceView)
 def report(out: Output, id: str) -> None:
-    """What layers were permitted and exposed to learn from, and what was measured.
+    """Report the data that layers were permitted and exposed to learn from, and measurements.
 
     It is no record of influence: activations, learning rates and early stopping carry more from
     source to source than gradients do.

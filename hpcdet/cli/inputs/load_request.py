@@ -15,13 +15,12 @@ from hpcdet.cli.frame.settings import settings
 from hpcdet.config import api as config
 from hpcdet.config.load import load_config
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import requirements
 from hpcdet.jobs.checks import site_checks
 from hpcdet.jobs.create import begin_from as origin
 from hpcdet.jobs.create import past_results, snapshot
-from hpcdet.jobs.requirements import NodeRequest
-from hpcdet.jobs.script import lanes, options
+from hpcdet.jobs.script import lanes, options, requirements
 from hpcdet.jobs.script.environment import fold_defaults
+from hpcdet.jobs.script.requirements import NodeRequest
 from hpcdet.schedulers.slurm import facts
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
@@ -117,7 +116,7 @@ class SubmitRequest:
 
     @functools.cached_property
     def required(self) -> NodeRequest | None:
-        """What the policy requires of nodes; None if nothing. Raises as ``of_policy``."""
+        """Return the policy's requirements of nodes, or None. Raises as ``of_policy``."""
         return requirements.of_policy(self.policy, self.site) if self.policy is not None else None
 
     @property

@@ -72,8 +72,8 @@ def can_run(gathered: gather.Gathered, wanted: Mapping[str, Any]) -> None:
         ConfigError: it never can.
     """
     from hpcdet.config.load import changing
-    from hpcdet.jobs import requirements
     from hpcdet.jobs.checks import site_checks
+    from hpcdet.jobs.script import requirements
     from hpcdet.site.load_site import from_resolved
 
     effective = changes.effective(gathered)

@@ -180,7 +180,7 @@ def _key(loc: tuple[int | str, ...], values: Any, kind: str) -> str:
 
 
 def _nearest(key: str) -> str:
-    """What may be meant by an unknown key: the nearest of those that are there."""
+    """Return the known key that is nearest to an unknown one."""
     *above, name = key.split(".")
     beside = list(_model(above).model_fields)
     if close := difflib.get_close_matches(name, beside, n=1):

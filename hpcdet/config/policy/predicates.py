@@ -21,7 +21,7 @@ _DEEPEST = 20
 
 
 def predicate(value: Any, depth: int = 0) -> Predicate:
-    """Return the predicate that a rule's ``match`` says.
+    """Return the predicate of a rule's ``match``.
 
     Raises:
         ValueError: it says none.

@@ -10,8 +10,7 @@ from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import requirements
-from hpcdet.jobs.script import options
+from hpcdet.jobs.script import options, requirements
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.layout import ExperimentPaths

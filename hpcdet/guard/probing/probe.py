@@ -1,4 +1,4 @@
-"""What is probed: a live model, its loss, and a small batch of several sources."""
+"""The subject of probes: a live model, its loss, and a small batch of several sources."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Probe:
         return [one for _, one, _ in self.places]
 
     def plain(self, batch: Any) -> tuple[ForwardPass, torch.Tensor]:
-        """What modules do and the loss, of models that are not routed."""
+        """Run models without routing; return the modules' calls, and the loss."""
         with (
             undisturbed(self.models),
             self.around(self.codes),

@@ -1,4 +1,4 @@
-"""What the modules of a model are given and give back, and which rows of that differ."""
+"""Inputs and outputs of a model's modules, and the rows of them that differ."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ForwardPass:
         )
 
     def outputs(self, models: Sequence[nn.Module]) -> list[torch.Tensor]:
-        """What these modules gave that gradients flow through."""
+        """The outputs of these modules that gradients flow through."""
         return [
             one
             for call in self.calls.values()

@@ -23,7 +23,7 @@ def of_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As ``functional.multi_head_attention_forward`` where no weights are asked for."""
+    """Compute ``functional.multi_head_attention_forward`` without returning weights."""
     if need_weights or query.dim() != 3:
         options = {"attn_mask": attn_mask, "average_attn_weights": average_attn_weights}
         inputs = (query, key, value, key_padding_mask, need_weights)

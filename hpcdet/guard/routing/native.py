@@ -60,7 +60,7 @@ def _fitted(
 
 
 def _cast(x: torch.Tensor, *parameters: torch.Tensor | None) -> Any:
-    """What autocast makes of the arguments of an operator that it runs in 16 bits."""
+    """Cast the arguments of an operator that autocast runs in 16 bits."""
     if not torch.is_autocast_enabled(x.device.type):
         return (x, *parameters)
     dtype = torch.get_autocast_dtype(x.device.type)

@@ -1,4 +1,4 @@
-"""What routed gradients must be: one backward pass per source, on that source's rows alone.
+"""The oracle of routed gradients: one backward pass per source, on its rows alone.
 
 Slow, and exact for any model whose rows do not mix. Probes and tests compare with it.
 """

@@ -103,7 +103,7 @@ class RowWeights:
 
 @dataclass(frozen=True)
 class Route:
-    """What an operator takes along from its forward pass to its backward pass.
+    """The rows and the router that an operator keeps from its forward for its backward pass.
 
     Attributes:
         rows: as its layer takes them; None: the batch was not known.

@@ -17,12 +17,12 @@ from typing import Literal
 
 from hpcdet import mpi_torch
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable
-from hpcdet.jobs import requirements
 from hpcdet.jobs.checks import quota
 from hpcdet.jobs.create.code_drift import code_differs
-from hpcdet.jobs.requirements import NodeRequest
+from hpcdet.jobs.script import requirements
 from hpcdet.jobs.script.options import chosen, duration, parse, refuse_undoing
 from hpcdet.jobs.script.render import render
+from hpcdet.jobs.script.requirements import NodeRequest
 from hpcdet.schedulers.common.base import HasFeatures
 from hpcdet.schedulers.open_backend import open_scheduler
 from hpcdet.schedulers.slurm.slurm_text import PartitionInfo

@@ -194,7 +194,7 @@ def _governed(
 
 
 def _record(policy: PolicyText) -> dict[str, Any]:
-    """What an experiment's provenance says of its policy."""
+    """The entry for the policy in an experiment's provenance."""
     compiled = policy.compiled
     return {"name": compiled.name, "version": compiled.version, "digest": compiled.digest}
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import requirements
-from hpcdet.jobs.requirements import NodeRequest
+from hpcdet.jobs.script import requirements
+from hpcdet.jobs.script.requirements import NodeRequest
 from hpcdet.site.models import PartitionView, Value
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved

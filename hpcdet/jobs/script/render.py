@@ -23,9 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hpcdet import shipped
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import requirements
-from hpcdet.jobs.requirements import NodeRequest
-from hpcdet.jobs.script import environment, options, succession
+from hpcdet.jobs.script import environment, options, requirements, succession
+from hpcdet.jobs.script.requirements import NodeRequest
 from hpcdet.site import PartitionView, Site
 from hpcdet.site.load_site import folders as template_folders
 from hpcdet.store.config import resolved_config

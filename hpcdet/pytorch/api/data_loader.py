@@ -259,7 +259,7 @@ class DataLoader:
         return iter(made)
 
     def sources(self) -> SourceTable | None:
-        """The source of each sample; None if nothing says it.
+        """The source of each sample; None if the data have no sources.
 
         Raises:
             ConfigError: there are more or fewer than samples.

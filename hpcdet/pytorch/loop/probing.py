@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Probing:
-    """Probes at the first step of each attempt, and then as often as the policy says."""
+    """Probes at the first step of each attempt, and then every ``probe_every`` batches."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, guard: Guard) -> None:
         self._trial, self._context, self._guard = trial, context, guard
@@ -117,7 +117,7 @@ def _never(*_args: Any, **_kwargs: Any) -> None:
 
 
 def _joined(everyone: list[dict[str, Any]], batches: int) -> dict[str, Any]:
-    """What ranks have measured: each kind as the first rank did that has rows of it."""
+    """Join the ranks' measurements: of each kind those of the first rank with rows of it."""
     on: dict[str, Any] = {}
     off: dict[str, Any] = {}
     for one in everyone:

@@ -109,7 +109,7 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
 
 
 def _governed(gathered: Gathered) -> Sequence[Any]:
-    """What the policy has let trials learn from; nothing without one."""
+    """Trials under the policy; none without one."""
     if gathered.config.governance is None:
         return ()
     from hpcdet.read.views.governance import governance

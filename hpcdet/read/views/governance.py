@@ -1,4 +1,4 @@
-"""What a policy has let each trial's layers learn from, and what was measured of it."""
+"""Views of trials under a policy: permissions, exposure, and measurements."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _view(trial: GatheredTrial, policy: CompiledPolicy) -> GovernanceView:
 
 
 def _block(trial: GatheredTrial) -> tuple[int, Mapping[str, Any]]:
-    """What the last checkpoint says of the policy, and its step; nothing if there is none."""
+    """The last checkpoint's step and its summary of governance; empty if there is none."""
     name = latest_checkpoint(trial.paths)
     for place in trial.paths.checkpoint_places if name else ():
         with contextlib.suppress(IntegrityError, OSError):

@@ -142,7 +142,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Halt(Ask):
-    """As ``Ask``, and all trials save and leave until then."""
+    """Ask as ``Ask`` does, while all trials save and leave."""
 
 
 Action = Create | Continue | Pause | Stop | Shutdown | Ask

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs import requirements
-from hpcdet.jobs.requirements import NodeRequest
+from hpcdet.jobs.script import requirements
 from hpcdet.jobs.script.launch import Allocation
+from hpcdet.jobs.script.requirements import NodeRequest
 from hpcdet.policy import statements
 from hpcdet.policy.statements import NodeDemand
 from hpcdet.schedulers.slurm import slurm_features

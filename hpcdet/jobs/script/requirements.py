@@ -1,4 +1,4 @@
-"""What a policy requires of nodes, as what a job asks the scheduler for.
+"""A policy's requirements of nodes as requests to the scheduler.
 
 Features of nodes are advertised by the scheduler, not enforced: a job that does not ask for them
 lands anywhere. So they are added to every request, and whatever could undo them is refused; that
@@ -33,7 +33,7 @@ _ADDABLE = re.compile(r"[A-Za-z0-9_.:/=-]+(?:[&|][A-Za-z0-9_.:/=-]+)*")
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """What jobs under a policy ask Slurm for; ``features`` are all wanted."""
+    """Requests to Slurm of jobs under a policy; all of ``features`` are wanted."""
 
     capabilities: tuple[str, ...]
     features: tuple[str, ...] = ()
