@@ -17,8 +17,14 @@ Outside hpcdet the same script runs alone, with the same calls.
 from hpcdet.core._checkpoint import CheckpointContext
 from hpcdet.core._context import Context, ExperimentalCoreContext, conclude, init
 from hpcdet.core._distributed import DistributedContext
-from hpcdet.core._modes import DownloadMode, PreemptMode, SearcherMode, TensorboardMode, Unit
-from hpcdet.core._preempt import PreemptContext
+from hpcdet.core._preempt import (
+    DownloadMode,
+    PreemptContext,
+    PreemptMode,
+    SearcherMode,
+    TensorboardMode,
+    Unit,
+)
 from hpcdet.core._profiler import ProfilerContext
 from hpcdet.core._searcher import SearcherContext, SearcherOperation
 from hpcdet.core._train import EarlyExitReason, TrainContext

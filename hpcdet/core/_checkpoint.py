@@ -15,7 +15,7 @@ from hpcdet import checkpoint
 from hpcdet.checkpoint import LoadedState, Manifest
 from hpcdet.checkpoint.format import remove
 from hpcdet.core import _files as stored
-from hpcdet.core._modes import DownloadMode
+from hpcdet.core._preempt import DownloadMode
 from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
 from hpcdet.data import rng

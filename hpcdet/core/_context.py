@@ -14,8 +14,7 @@ from hpcdet.checkpoint import Manifest
 from hpcdet.core._checkpoint import CheckpointContext
 from hpcdet.core._distributed import DistributedContext
 from hpcdet.core._governance import GovernanceContext
-from hpcdet.core._modes import check
-from hpcdet.core._preempt import PreemptContext
+from hpcdet.core._preempt import PreemptContext, check
 from hpcdet.core._profiler import ProfilerContext
 from hpcdet.core._searcher import SearcherContext
 from hpcdet.core._train import TrainContext

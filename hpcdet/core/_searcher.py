@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcdet.core._modes import SearcherMode, Unit
+from hpcdet.core._preempt import SearcherMode, Unit
 from hpcdet.core._train import TrainContext
 from hpcdet.train.attempt.session import Session
 from hpcdet.units import Length

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from hpcdet.errors import HpcdetError
 from hpcdet.guard.guard import Guard
-from hpcdet.guard.probing import probes
+from hpcdet.guard.probing import row_probes as probes
 from hpcdet.guard.probing.gradients import Norms, norms
 from hpcdet.guard.probing.probe import Codes, Probe
 from hpcdet.guard.probing.watching import eagerly

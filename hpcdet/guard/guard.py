@@ -17,10 +17,10 @@ from hpcdet.data.sample_order import Order, Slice
 from hpcdet.data.sourced import Codes, SourceTable
 from hpcdet.errors import UsageError
 from hpcdet.guard.exposure import Counts, Exposure, counted
-from hpcdet.guard.kinds import RowKinds
 from hpcdet.guard.routing import modules
 from hpcdet.guard.routing.layer_map import LayerMap
 from hpcdet.guard.routing.router import Router
+from hpcdet.guard.row_kinds import RowKinds
 from hpcdet.guard.windows import Vector, Window
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy, Matrix, admitted_share

@@ -14,11 +14,11 @@ from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order
 from hpcdet.guard.exposure import Exposure
 from hpcdet.guard.guard import Guard
-from hpcdet.policy.changes import differences, kind_of
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.policy.governed_metrics import ADMISSION, COVERAGE, VIOLATIONS
 from hpcdet.policy.measures import admission
-from hpcdet.policy.metrics import ADMISSION, COVERAGE, VIOLATIONS
+from hpcdet.policy.weight_changes import differences, kind_of
 
 KEY = "governance"
 """Of the state in a checkpoint's shared state, and of its summary in the manifest's meta."""

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 from hpcdet.errors import ConfigError
 from hpcdet.policy import dsse
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.manifests import SourceManifest
+from hpcdet.policy.source_manifests import SourceManifest
 from hpcdet.store.fs import bounded_json, files, typed_fields
 
 LinkKind = Literal["acquire", "transform", "shard", "admit", "revoke"]

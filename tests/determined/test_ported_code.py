@@ -183,7 +183,7 @@ def test_what_cannot_work_is_said(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="'other' is no checkpoint of this trial"):
             pytorch.Trainer(trial, context).fit(latest_checkpoint="other")
     with pytest.raises(UsageError, match="cannot be kept by 2 ranks"):
-        core._modes.check(core.PreemptMode.ChiefOnly, 2)
+        core._preempt.check(core.PreemptMode.ChiefOnly, 2)
 
 
 def test_the_rest_of_the_core_api(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from hpcdet.errors import HpcdetError
-from hpcdet.guard.probing import probes
+from hpcdet.guard.probing import row_probes as probes
 from hpcdet.guard.probing.probe import Probe
 from hpcdet.guard.routing.layer_map import LayerMap
 from hpcdet.guard.routing.modules import attach

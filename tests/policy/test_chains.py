@@ -16,7 +16,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.policy import chains
 from hpcdet.policy.chains import Artifact, ChainLink, ChainVerdict, LinkTool, SourceChain
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.manifests import ListedFile, SourceManifest
+from hpcdet.policy.source_manifests import ListedFile, SourceManifest
 
 KEY, OTHER = "11" * 32, "22" * 32
 DAY = datetime.date(2027, 6, 1)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdet.errors import IntegrityError
-from hpcdet.policy import manifests
+from hpcdet.policy import source_manifests as manifests
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.manifests import Merkle, SourceManifest
+from hpcdet.policy.source_manifests import Merkle, SourceManifest
 
 
 @pytest.fixture

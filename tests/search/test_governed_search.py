@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.policy import metrics
+from hpcdet.policy import governed_metrics as metrics
 from hpcdet.policy.compiled import CompiledPolicy, Coverage, DataSource, LayerGroup, Twins
 from hpcdet.policy.compiled import Memorization as Rules
 from hpcdet.policy.twins import TwinVerdict, alpha_now

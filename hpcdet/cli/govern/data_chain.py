@@ -15,7 +15,7 @@ from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.policy import chains
 from hpcdet.policy.chains import KINDS, Artifact, ChainLink, LinkKind, LinkTool, SourceChain
-from hpcdet.policy.manifests import SourceManifest
+from hpcdet.policy.source_manifests import SourceManifest
 from hpcdet.store.config import data_secrets
 from hpcdet.store.fs import files
 

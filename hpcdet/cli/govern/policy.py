@@ -14,7 +14,7 @@ from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.govern.policy_impact import impact
 from hpcdet.cli.govern.policy_report import report
 from hpcdet.errors import NotFound
-from hpcdet.policy import changes
+from hpcdet.policy import weight_changes as changes
 from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.read.views.items import OPTIONAL
 

@@ -8,7 +8,7 @@ from hpcdet.cli.frame.ids import id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import NotFound
-from hpcdet.read.views.governance import GovernanceView, governance
+from hpcdet.read.views.governed_trials import GovernanceView, governance
 
 _REPORT = (
     Column("TRIAL", "trial", right=True),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hpcdet.config.load.load_config import LoadedConfig
 from hpcdet.errors import ConfigError
-from hpcdet.policy import metrics
+from hpcdet.policy import governed_metrics as metrics
 from hpcdet.policy.compiled import CompiledPolicy, PolicyText
 
 _CONSTRAINTS = "searcher.constraints"

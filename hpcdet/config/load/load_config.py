@@ -14,7 +14,7 @@ from hpcdet.config.check import entrypoints, key_consistency, problems, search_m
 from hpcdet.config.check.problems import Problem
 from hpcdet.config.check.section_models import DERIVED, SEED, completed
 from hpcdet.config.determined import foreign_shapes, unsupported_keys
-from hpcdet.config.load import governance
+from hpcdet.config.load import governance_keys as governance
 from hpcdet.config.load import secret_references as secrets
 from hpcdet.config.load.layers import Layered
 from hpcdet.store.config import overrides

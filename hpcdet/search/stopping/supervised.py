@@ -229,7 +229,9 @@ class Supervised:
             return ""
         shown = ""
         if one.metric.startswith(RESERVED):
-            from hpcdet.policy.metrics import evidence  # there is a policy, or somebody wrote it
+            from hpcdet.policy.governed_metrics import (
+                evidence,  # there is a policy, or somebody wrote it
+            )
 
             shown = evidence(one.metric, report.metrics)
         return one.told(report.metrics) + (f" ({shown})" if shown else "")
