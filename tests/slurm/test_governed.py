@@ -19,6 +19,7 @@ from tests import experiments, governed_nodes
 from tests.experiments import config, until
 from tests.governed_nodes import FEATURE, GovernedNodes
 from tests.slurm_runs import Lab, Run, hpcdet
+from tests.slurm_sites import write_site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
 
@@ -74,6 +75,17 @@ def test_no_later_change_takes_jobs_elsewhere(lab_b: Lab, nodes: GovernedNodes) 
             done = hpcdet(*words)
             assert (done.returncode, "P17" in done.stderr) == (4, True), done.stderr
     assert views.status(run.paths).state == "PAUSED"
+
+
+def test_a_check_of_the_site_counts_the_nodes_of_each_capability(
+    lab_b: Lab, nodes: GovernedNodes
+) -> None:
+    governance = nodes.site()
+    governance["capabilities"]["nowhere"] = {"slurm": {"constraint": "gov_none"}}
+    site = write_site(lab_b.folder, lab_b.cluster, governance=governance)
+    done = hpcdet("site", "check", str(site), "-o", "json")
+    assert "capability enclave_phi: nodes: 2 in batch" in done.stdout, done
+    assert done.returncode == 4 and "capability nowhere: no node has gov_none" in done.stderr
 
 
 def _filter() -> str:
