@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,6 +40,7 @@ class GovernanceContext:
         experiment = session.place.experiment
         assert experiment is not None  # where a script runs alone its config has all defaults
         policy = experiment_policy.load(experiment, named)
+        experiment_policy.refuse_expired(policy, datetime.datetime.now(datetime.UTC).date())
         self.guard = Guard(policy, session.device, session.peers.allgather)
         self.state = GovernanceState(self.guard)
 

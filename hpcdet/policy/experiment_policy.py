@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 from hpcdet.errors import ConfigError
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy
@@ -47,3 +49,22 @@ def key(paths: ExperimentPaths, governance: Governance, name: str) -> str:
         return str(data_secrets.value(where, reference, paths.secrets))
     except ConfigError as error:
         raise PolicyRefused("P10", error.what, where=error.where, hint=error.hint) from None
+
+
+def refuse_expired(policy: CompiledPolicy, today: datetime.date) -> None:
+    """Refuse to train with a source after its agreement has ended.
+
+    Raises:
+        GovernanceBroken: one has (G112).
+    """
+    for source in policy.sources:
+        agreed = source.agreement
+        if agreed is not None and agreed.expires:
+            if datetime.date.fromisoformat(agreed.expires) >= today:
+                continue
+            raise GovernanceBroken(
+                "G112",
+                f"the agreement {agreed.id} on source {source.id} ended on {agreed.expires}",
+                where="policy.json",
+                hint="fork the experiment under a policy without the source, or a new agreement",
+            )

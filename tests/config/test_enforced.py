@@ -38,13 +38,17 @@ def test_the_search_of_a_governed_experiment_has_the_policys_gates() -> None:
         ("assurance", "isolated", "isolated"),
         ("memorization", {"twins": {"pairs": 100}}, "memorization.twins"),
         ("ledger", {"anchor": ["syslog"]}, "ledger.anchor"),
+        ("layers", "lane", "layers.lane"),
     ],
 )
 def test_what_nothing_enforces_is_refused_by_name(
     key: str, value: object, named: str, cli: Cli, tmp_path: Path
 ) -> None:
     policy = yaml.safe_load((EXAMPLE / "policy.yaml").read_text())
-    policy[key] = value
+    if value == "lane":
+        policy["layers"][2]["lane"] = True
+    else:
+        policy[key] = value
     if value == "isolated":
         policy["layers"][2]["lane"] = True
         policy["rules"] = [

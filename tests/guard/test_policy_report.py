@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hpcdet.policy.compiled import UseAgreement
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.report import render
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -82,3 +84,16 @@ def test_under_a_policy_that_was_changed_nothing_is_trained(how: str, tmp_path: 
     verdict = attempt.verdict()
     assert verdict is not None and verdict.verdict in ("fail", "norestart"), attempt.log()
     assert code in attempt.log()
+
+
+def test_after_its_agreement_has_ended_a_source_is_trained_with_no_more(tmp_path: Path) -> None:
+    wanted = policy()
+    for ends, code in (("2001-01-31", "G112"), ("2999-12-31", "")):
+        agreed = dataclasses.replace(wanted.sources[1], agreement=UseAgreement("DUA-1", ends))
+        sources = (wanted.sources[0], agreed, wanted.sources[2])
+        trial = make(tmp_path / ends, 1, dataclasses.replace(wanted, sources=sources), until=2)
+        attempt = ranks.run(trial, 1)
+        verdict = attempt.verdict()
+        assert verdict is not None
+        assert (verdict.verdict == "done") == (not code), attempt.log()
+        assert code in attempt.log()

@@ -46,3 +46,5 @@ def _unenforced(policy: CompiledPolicy) -> Iterator[str]:
         yield "ledger.anchor"
     if policy.assurance == "isolated":
         yield "assurance: isolated"
+    elif any(layer.lane for layer in policy.layers):
+        yield "layers.lane"
