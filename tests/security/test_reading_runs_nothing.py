@@ -88,7 +88,12 @@ class Trap:
             **{name: [root] for name in ("id", "ids", "exp", "what")},
             **{name: [fresh] for name in ("folder", "to")},
             "config_file": [str(self.paths.code / "c.yaml")],
-            "file": [str(self.paths.code / "c.yaml")],
+            **{
+                name: [str(self.paths.code / "c.yaml")]
+                for name in ("file", "files", "before", "after")
+            },
+            "kind": ["acquire"],
+            "source": ["public"],
             "model_dir": [str(self.paths.code)],
             "name": ["local"],
             "key": ["searcher.name"],
