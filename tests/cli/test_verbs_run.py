@@ -115,7 +115,7 @@ def test_the_test_leaves_out_experiments_inside_the_code(
         seen.extend(path.name for path in (Path(argv[-1]) / "code").iterdir())
         return 0, ""
 
-    monkeypatch.setattr("hpcdet.cli.run.preflight._ended", ended)
+    monkeypatch.setattr("hpcdet.cli.run.preflight.ended", ended)
     lab.cli("test", config, "--site", "local", "-C", config.parent / "runs")
     assert seen == ["config.yaml"]
 
@@ -408,6 +408,6 @@ def test_the_test_of_the_code_says_what_is_wrong_before_what_to_do(
     output = f"Traceback\n{frame}hpcdet.errors.ConfigError: {error}\nhpcdet: the test failed: it"
     wanted: Any = SimpleNamespace(model_dir=tmp_path)
     with pytest.raises(ConfigError, match="failed its test: fit") as caught:
-        preflight._judge(wanted, 1, output)
+        preflight.judge(wanted, 1, output)
     assert caught.value.what.endswith("fit(…): it is so")
     assert "do otherwise" in caught.value.hint and ("train.py" in caught.value.hint) == bool(frame)
