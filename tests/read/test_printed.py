@@ -55,7 +55,10 @@ ACTS = {
 }
 """Commands that act, on two of the experiments."""
 
-ELSEWHERE = {"fork", "ckpt.digest", "ckpt.verify", "policy.report"}
+ELSEWHERE = {
+    *("fork", "ckpt.digest", "ckpt.verify"),
+    *("policy.report", "policy.impact", "data.verify", "data.chain.show"),
+}
 ELSEWHERE |= {f"policy.{verb}" for verb in ("check", "compile", "diff", "ls", "show")}
 """What needs a search that ran, a checkpoint or a policy: tests of these run them."""
 
