@@ -70,6 +70,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
     ),
     "Govern": (
         Verb("policy", "govern.policy", "Check, compile, show, compare and report on policies."),
+        Verb("ledger", "govern.ledger", "Verify, show and query the ledgers of governed trials."),
         Verb("data", "govern.data", "Make and verify manifests and provenance chains of data."),
     ),
     "Artefacts": (

@@ -57,6 +57,11 @@ class AttemptPaths:
         return self.root / "journal.jsonl"
 
     @property
+    def ledger(self) -> Path:
+        """Under a policy: what was permitted and trained (``policy.ledger``), by rank 0."""
+        return self.root / "ledger.jsonl"
+
+    @property
     def verdict(self) -> Path:
         """The verdict that rank 0 writes when it ends (``records.Verdict``)."""
         return self.root / "verdict.json"

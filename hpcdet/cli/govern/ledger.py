@@ -1,0 +1,233 @@
+"""``ledger``: ledgers of governed trials verified, shown and queried."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from hpcdet.cli.frame.ids import id_argument
+from hpcdet.cli.frame.output import Column, Output, output
+from hpcdet.cli.frame.settings import settings
+from hpcdet.errors import NotFound, UsageError
+from hpcdet.policy.codes import GovernanceBroken
+from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.policy.ledger import records
+from hpcdet.policy.ledger.verify import LedgerExposure, VerifiedLedger, verify
+from hpcdet.store.folder.layout import TrialPaths
+
+_VERIFIED = (
+    Column("TRIAL", "trial", right=True),
+    Column("RECORDS", "records", right=True),
+    Column("OK", "ok"),
+    Column("SIGNED", "signed", cut=False),
+    Column("UNSEALED", "unsealed", right=True),
+    Column("ROLLBACKS", lambda row: len(row.rollbacks), right=True),
+    Column("FIRST BAD", "first_bad", fold=True),
+    Column("HEAD", "head", wide=True),
+)
+_RECORDS = (
+    Column("ATTEMPT", "attempt", right=True),
+    Column("SEQ", "seq", right=True),
+    Column("TYPE", "type", cut=False),
+    Column("STEP", "step", right=True),
+    Column("COUNTS", "counts"),
+    Column("TIME", "time"),
+    Column("HOST", "host"),
+    Column("BODY", lambda row: json.dumps(row.body, sort_keys=True)),
+)
+_EXPOSED = (
+    Column("TRIAL", "trial", right=True),
+    Column("SOURCE", "source"),
+    Column("EXAMPLES", "examples", right=True),
+    Column("WEIGHT", lambda row: f"{row.weight:g}", right=True),
+)
+
+
+@dataclass(frozen=True)
+class LedgerView:
+    """The ledgers of a trial, over all its attempts."""
+
+    trial: int
+    """Its number."""
+    records: int
+    """Records, those that were rolled back included."""
+    head: str
+    """The last record: ``ATTEMPT:SEQ:HASH``; "" if there is none."""
+    ok: bool
+    """True if all of it is what was written."""
+    first_bad: str
+    """The first record that is not: ``ATTEMPT:SEQ CODE: what``; "" if all is right."""
+    signed: str
+    """``trusted``: by a key that the policy trusts; ``self``: by one key; ``none``."""
+    unsealed: int
+    """Records behind the last seals, which only the chain protects."""
+    rollbacks: list[list[int]]
+    """Records that were lost in a crash: attempt, first and last."""
+
+
+@dataclass(frozen=True)
+class LedgerRecordView:
+    """A record of a ledger."""
+
+    trial: int
+    """Number of the trial."""
+    attempt: int
+    """The attempt that wrote it."""
+    seq: int
+    """Its place, from 0."""
+    type: str
+    """What it records: ``open``, ``policy``, ``step_batch``, ``seal``, …"""
+    step: int
+    """Batches that were trained."""
+    counts: bool
+    """False if it was rolled back: training went on from before it."""
+    time: str
+    """When, by the clock of the host."""
+    host: str
+    """Who wrote it."""
+    hash: str
+    """Its hash."""
+    body: dict[str, Any]
+    """What it says; its keys depend on the type."""
+
+
+@dataclass(frozen=True)
+class LayerExposureView:
+    """Examples of a source that a layer was permitted and exposed to learn from."""
+
+    trial: int
+    """Number of the trial."""
+    source: str
+    """The source."""
+    examples: int
+    """Its examples in batches that the layer may learn from, each time it was seen."""
+    weight: float
+    """The same times their weight in the policy."""
+
+
+@click.group("ledger", short_help="Verify, show and query the ledgers of governed trials.")
+def ledger_command() -> None:
+    """Ledgers: what layers were permitted and exposed to learn from.
+
+    They are no record of influence.
+
+    \b
+    Example: hpcdet ledger verify digits-7f3a
+    """
+
+
+@ledger_command.command("verify")
+@id_argument()
+@output("ledger.verify", LedgerView)
+def verify_ledger(out: Output, id: str) -> None:
+    """Verify chains, seals and rollbacks; exit 9 if one is not what was written.
+
+    \b
+    Example: hpcdet ledger verify digits-7f3a -o json
+    """
+    found = _ledgers(id)
+    rows = [_view(trial.number, one) for trial, one in found]
+    out.emit(rows, _VERIFIED, key="trial")
+    bad = next(((trial, one.bad) for trial, one in found if one.bad), None)
+    if bad is not None:
+        trial, first = bad
+        where = str(trial.attempt(first.attempt).ledger)
+        what = f"record {first.seq}: {first.what}"
+        hint = "put the ledger back from a backup; what is behind the record proves nothing"
+        raise GovernanceBroken(first.code, what, where=where, hint=hint)
+
+
+@ledger_command.command("show")
+@id_argument()
+@click.option("--type", "kind", type=click.Choice(sorted(records.TYPES)), help="Only this type.")
+@output("ledger.show", LedgerRecordView)
+def show(out: Output, id: str, kind: str | None) -> None:
+    """Records of ledgers as they are, up to the first that is wrong.
+
+    \b
+    Example: hpcdet ledger show digits-7f3a/1 --type rollback
+    """
+    rows = [
+        LedgerRecordView(
+            trial.number,
+            ledger.attempt,
+            one.seq,
+            one.type,
+            one.step,
+            one.seq < dict(found.path).get(ledger.attempt, 0),
+            one.time,
+            one.host,
+            digest,
+            dict(one.body),
+        )
+        for trial, found in _ledgers(id)
+        for ledger in found.ledgers
+        for one, digest in zip(ledger.records, ledger.hashes, strict=True)
+        if kind in (None, one.type)
+    ]
+    out.emit(rows, _RECORDS, empty="no records")
+
+
+@ledger_command.command("query")
+@id_argument()
+@click.option("--layer", required=True, help="A layer of the policy.")
+@output("ledger.query", LayerExposureView)
+def query(out: Output, id: str, layer: str) -> None:
+    """Sources that a layer was permitted and exposed to learn from; verifies first.
+
+    \b
+    Example: hpcdet ledger query digits-7f3a --layer head
+    """
+    rows: list[LayerExposureView] = []
+    known: set[str] = set()
+    for trial, found in _ledgers(id):
+        if found.bad is not None:
+            where = str(trial.attempt(found.bad.attempt).ledger)
+            what = f"record {found.bad.seq}: {found.bad.what}"
+            raise GovernanceBroken(found.bad.code, what, where=where, hint="hpcdet ledger verify")
+        exposure = LedgerExposure.of(found.counting())
+        known |= {name for _, layers, _ in exposure.matrices.values() for name in layers}
+        rows += [LayerExposureView(trial.number, *one) for one in exposure.of_layer(layer)]
+    if layer not in known:
+        hint = f"its layers are {', '.join(sorted(known))}" if known else ""
+        raise UsageError(f"the policy has no layer {layer}", where=id, hint=hint)
+    out.emit(rows, _EXPOSED, empty="no source may change it")
+
+
+def _ledgers(id: str) -> list[tuple[TrialPaths, VerifiedLedger]]:
+    """Read and verify the ledgers of an experiment's trials, those without one left out."""
+    from hpcdet.read.lookup import find
+
+    named = find.reference(id, settings().root)
+    trials = [named.paths.trial(named.trial)] if named.trial else named.paths.trials()
+    trust: list[str] = []
+    if named.paths.compiled_policy.exists():
+        policy = CompiledPolicy.load(named.paths.compiled_policy)
+        trust = [one.key for one in policy.trust if one.role in ("run", "site")]
+    found: list[tuple[TrialPaths, VerifiedLedger]] = []
+    for trial in trials:
+        read = [records.read(one.number, one.ledger) for one in trial.attempts()]
+        ledgers = [one for one in read if one is not None]
+        if ledgers:
+            found.append((trial, verify(ledgers, trust, trial=trial.number)))
+    if not found:
+        hint = "only trials under a policy have one: hpcdet policy report"
+        raise NotFound("no trial has a ledger", where=id, hint=hint)
+    return found
+
+
+def _view(trial: int, one: VerifiedLedger) -> LedgerView:
+    head, bad = one.head, one.bad
+    return LedgerView(
+        trial,
+        one.records,
+        f"{head.attempt}:{head.seq}:{head.hash}" if head else "",
+        bad is None,
+        f"{bad.attempt}:{bad.seq} {bad.code}: {bad.what}" if bad else "",
+        one.signed,
+        one.unsealed,
+        [list(lost) for lost in one.rollbacks],
+    )
