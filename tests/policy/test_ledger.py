@@ -241,6 +241,16 @@ def test_a_key_that_is_not_trusted_or_revoked_or_missing(tmp_path: Path) -> None
     assert bad(found(tmp_path / "unsigned", 1, public(KEY))) == (1, 0, "G102")
 
 
+def test_a_record_with_a_hash_of_its_own_is_found_by_the_next(tmp_path: Path) -> None:
+    with begun(tmp_path, key=None) as writer:
+        trained(writer, 0, 5)
+    [original] = found(tmp_path).ledgers
+    lines = path_of(tmp_path, 1).read_bytes().splitlines(keepends=True)
+    changed = dataclasses.replace(original.records[2], body={"counts": {"a": 9}})
+    lines[2] = records.line(changed)[0]
+    assert bad(of_bytes(tmp_path, b"".join(lines))) == (1, 3, "G104")
+
+
 def test_a_chain_written_anew_lacks_the_signature(tmp_path: Path) -> None:
     whole(tmp_path)
     original = found(tmp_path).ledgers[0]
