@@ -58,6 +58,7 @@ ACTS = {
 ELSEWHERE = {
     *("fork", "ckpt.digest", "ckpt.verify"),
     *("policy.report", "policy.impact", "data.verify", "data.chain.show"),
+    *("ledger.verify", "ledger.show", "ledger.query"),
 }
 ELSEWHERE |= {f"policy.{verb}" for verb in ("check", "compile", "diff", "ls", "show")}
 """What needs a search that ran, a checkpoint or a policy: tests of these run them."""

@@ -142,7 +142,13 @@ def verify_ledger(out: Output, id: str) -> None:
 
 @ledger_command.command("show")
 @id_argument()
-@click.option("--type", "kind", type=click.Choice(sorted(records.TYPES)), help="Only this type.")
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice(sorted(records.TYPES)),
+    metavar="TYPE",
+    help="Only records of this type.",
+)
 @output("ledger.show", LedgerRecordView)
 def show(out: Output, id: str, kind: str | None) -> None:
     """Records of ledgers as they are, up to the first that is wrong.

@@ -155,7 +155,7 @@ def _form(context: Mapping[str, Any]) -> str:
     if "sha256" in pattern:
         return "sha256: and 64 hexadecimal digits"
     if pattern == "^[0-9a-f]{64}$":
-        return "64 hexadecimal digits, as hpcdet policy keygen prints them"
+        return "64 hexadecimal digits: an Ed25519 public key"
     return f"up to 64 of {pattern.removeprefix('^[').partition(']')[0]}"
 
 

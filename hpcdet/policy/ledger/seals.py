@@ -118,7 +118,7 @@ def trust_of(
         return "trusted"
     if given is None:
         what = f"the key {key[:16]}… is not trusted, and has no certificate"
-        hint = "certify it by a key that the policy trusts with role run: hpcdet policy keygen"
+        hint = "certify it by a key that the policy trusts with role run"
         raise GovernanceBroken("G102", what, hint=hint)
     _certified(key, given, opened, time, [one for one in trust if one not in revoked])
     return "trusted"
