@@ -7,7 +7,7 @@ unexport WORKERS
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo governed-demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-governance bench-gpu bench-search bench-search-tables bench-calibration governed-scheduling clean
+.PHONY: demo governed-demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-governance bench-gpu bench-search bench-search-tables bench-calibration governed-recovery governed-scheduling governed-search clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -125,6 +125,12 @@ bench-search-tables: setup  ## the tables of learning curves that part h of benc
 
 bench-calibration: setup  ## the simulator against real searches on the private Slurm
 	$(PY) benchmarks/bench_search.py --part e
+
+governed-search: setup  ## low loss through memorization is pruned: searches with and without twins
+	$(PY) benchmarks/governed_search.py
+
+governed-recovery: setup  ## what a resume verifies: kills on 1, 2, 4 ranks, and one change for each of 23 checks
+	$(PY) benchmarks/governed_recovery.py
 
 governed-scheduling: setup  ## jobs that a policy governs run only on nodes that enforce it: on a private Slurm
 	$(PY) benchmarks/governed_scheduling.py

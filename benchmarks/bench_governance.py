@@ -5,6 +5,9 @@ operators; with every module run twice, as those without an operator are; one ba
 source; and gradients per sample (``torch.func.vmap``), masked and added up. Each source is denied
 half of the layers, and each layer denies one source at least; or, weighted, half of each gradient,
 so that no row is left out. All kinds take turns.
+
+Beside steps: what a checkpoint measures of weights and optimizers, against the time between two
+checkpoints, and all checks of a resume, with and without the digests of optimizers.
 """
 
 from __future__ import annotations
@@ -29,10 +32,15 @@ from torch import nn  # noqa: E402
 from torch.func import functional_call, grad, vmap  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from hpcdet.data.sample_order import Order, shuffled  # noqa: E402
+from hpcdet.data.sourced import SourceTable  # noqa: E402
+from hpcdet.guard.guard import Guard  # noqa: E402
+from hpcdet.guard.resume.fingerprints import Fingerprints  # noqa: E402
 from hpcdet.guard.routing import modules, oracle  # noqa: E402
 from hpcdet.guard.routing.layer_map import LayerMap  # noqa: E402
 from hpcdet.guard.routing.router import Router  # noqa: E402
-from hpcdet.policy.compiled import LayerGroup  # noqa: E402
+from hpcdet.guard.state import GovernanceState  # noqa: E402
+from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup  # noqa: E402
 
 GOALS = {
     "routed": {"mlp": 1.05, "cnn": 1.05, "transformer": 1.10},
@@ -41,6 +49,9 @@ GOALS = {
 SOURCES = (3, 8)
 LAYERS = 4
 ROUNDS = 15
+EVERY_S = 600.0  # between two checkpoints
+MEASURED = 0.01  # of it
+CHECKED_S = 2.0
 
 
 class Transformer(nn.Module):
@@ -168,7 +179,88 @@ class Case:
             torch.tensordot(rows[:, parameter.layer], found[parameter.name], 1) / len(self.x)
 
 
-def timed(step: Callable[[], None]) -> float:
+class Resumed:
+    """A governed trial of a model, with the state of Adam, whose checkpoint is put back."""
+
+    def __init__(self, name: str, sources: int) -> None:
+        torch.manual_seed(0)
+        model, _, _ = MODELS[name]()
+        codes = np.random.default_rng(0).integers(0, sources, 100_000)
+        names = [f"s{n}" for n in range(sources)]
+        policy = CompiledPolicy(
+            name,
+            1,
+            "sha256:00",
+            tuple(groups(model)),
+            tuple(map(DataSource, names)),
+            tuple(map(tuple, matrix(sources).tolist())),
+        )
+        self.guard = Guard(policy, torch.device("cpu"), lambda value: [value])
+        self.guard.take(model)
+        self.guard.optimizers.watch(torch.optim.Adam(model.parameters()))
+        self.guard.use(SourceTable.of(np.array(names)[codes]), indexed=True)
+        self.order = Order(len(codes), 256, lambda epoch: shuffled(len(codes), 7, epoch))
+        self.parameters = {f"0.{n}": one for n, one in model.named_parameters()}
+        slots = [{n: {"m": one, "v": one} for n, one in self.parameters.items()}]
+        self.optimizers = [{"state": slots[0]}]
+        self.prints = Fingerprints(self.guard, 0, 1, lambda value: [value])
+        self.state = GovernanceState(self.guard)
+        self.state.planned.plan(self.order)
+        self.state.start(self.parameters)
+        self.records = 256 * 1000
+        counted = self.guard.recount(self.order, 0, self.records)
+        assert counted is not None
+        self.guard.exposure = counted
+        self.saved, self.block = self.state.encode(), self.take()
+
+    def take(self) -> dict[str, object]:
+        """What a checkpoint has in its meta."""
+        return self.state.summary() | self.prints.take(
+            self.parameters, self.optimizers, None, kept=True
+        )
+
+    def checks(self, *, digests: bool = True) -> None:
+        """All that a resume compares of state and weights."""
+        self.state.load(
+            self.saved, self.parameters, records=self.records, order=self.order, inherited=False
+        )
+        states = self.optimizers if digests else [{"state": {}}]
+        block = self.block if digests else {**self.block, "optimizer": None}
+        self.prints.compare(block, self.parameters, states, None, inherited=False)
+
+
+def resumed(name: str, sources: int, rounds: int) -> list[results.Row]:
+    """Rows of what a checkpoint and a resume of a model cost."""
+    one = Resumed(name, sources)
+    kinds: dict[str, tuple[Callable[[], object], float, float]] = {
+        "measures of a checkpoint": (one.take, 1000 * EVERY_S, MEASURED),
+        "checks of a resume": (lambda: one.checks(digests=False), 1000 * CHECKED_S, 1.0),
+        "checks, with digests of Adam": (one.checks, 1000 * CHECKED_S, 1.0),
+    }
+    rows = []
+    for kind, (call, peer, goal) in kinds.items():
+        call()
+        times = [timed(call) for _ in range(rounds)]
+        ours = statistics.median(times)
+        rows.append(
+            {
+                "what": f"{name}, {sources} sources, {kind}",
+                "unit": "ms",
+                "ours": round(ours, 3),
+                "peer": peer,
+                "peer_name": "between checkpoints" if goal < 1 else "goal",
+                "ratio": round(ours / peer, 5),
+                "goal": goal,
+                "met": ours / peer <= goal,
+                "runs": len(times),
+                "least_ours": round(min(times), 3),
+                "least_peer": peer,
+            }
+        )
+    return rows
+
+
+def timed(step: Callable[[], object]) -> float:
     begin = time.perf_counter()
     step()
     return 1000 * (time.perf_counter() - begin)
@@ -193,9 +285,11 @@ def main() -> int:
                         continue
                     times[kind].append(timed(step))
             rows += [row(name, sources, kind, times) for kind in steps if kind != "plain"]
+            rows += resumed(name, sources, 1 if given.quick else given.rounds)
     for one in rows:
+        peer = one["peer_name"][:9]
         print(
-            f"{one['what']:<40}{one['ours']:>10.2f} ms{one['peer']:>10.2f} ms plain"
+            f"{one['what']:<48}{one['ours']:>10.2f} ms{one['peer']:>10.2f} ms {peer}"
             f"{one['ratio']:>8.2f}   {one['goal'] or ''}"
         )
     results.write("governance", rows)

@@ -86,7 +86,7 @@ def at_front(command: Sequence[str]) -> LaunchModule | None:
 
 
 def read(module: str, arguments: Sequence[str]) -> LaunchModule:
-    """What a launcher would start, by its arguments.
+    """The program that a launcher would start, by its arguments.
 
     ``--`` ends the launcher's own options: none come behind a command.
     """

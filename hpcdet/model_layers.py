@@ -94,19 +94,21 @@ def layers(experiment: Path) -> dict[str, Any]:
 def _found(guard: Guard) -> dict[str, Any]:
     parameters = [
         [one.name, list(one.shape), known.layers[one.layer]]
-        for known in guard.maps
+        for known in guard.models.maps
         for one in known.parameters
     ]
     groups = {
         name: list(places)
-        for known in guard.maps
+        for known in guard.models.maps
         for name, places in zip(known.layers, known.groups, strict=True)
     }
     return {
-        "layers": list(guard.layers),
-        "groups": [groups[name] for name in guard.layers],
+        "layers": list(guard.models.layers),
+        "groups": [groups[name] for name in guard.models.layers],
         "parameters": parameters,
-        "operators": [one for model in guard.models for one in _operators(model, guard.twice)],
+        "operators": [
+            one for model in guard.models.models for one in _operators(model, guard.models.twice)
+        ],
     }
 
 

@@ -25,6 +25,6 @@ def objection() -> str:
 
 
 def repair() -> str:
-    """What helps against it."""
+    """The remedy."""
     least = ".".join(map(str, LEAST))
     return f"install torch {least} or later (earlier ones were not found to work), or backend: gloo"

@@ -27,6 +27,8 @@ SEARCHES = int(_of("HPCDET_SEARCHES", "200"))
 """Random searches in which each rule of halving is compared with its definition."""
 NULL_SEARCHES = int(_of("HPCDET_NULL_SEARCHES", "2000"))
 """Searches without memorization in which false verdicts are counted; 100,000 take a minute."""
+NULL_TRAININGS = int(_of("HPCDET_NULL_TRAININGS", "40"))
+"""Searches of models that see each record once, in which false verdicts are counted."""
 FRAMEWORKS = bool(_of("HPCDET_FRAMEWORKS"))
 """True to kill Determined's faces of other frameworks; two minutes."""
 DAMAGED = int(_of("HPCDET_DAMAGED", "60"))

@@ -31,11 +31,12 @@ from hpcdet.checkpoint.read.load import LoadedState, content_digest, load, newes
 from hpcdet.checkpoint.state.tree import Sharded, StateError
 from hpcdet.checkpoint.write.commit import CheckpointFailed
 from hpcdet.checkpoint.write.dtensor import spread
-from hpcdet.checkpoint.write.save import Exchange, Saved, Saving, alone, begin, save
+from hpcdet.checkpoint.write.save import Attest, Exchange, Saved, Saving, alone, begin, save
 from hpcdet.checkpoint.write.sharded_digests import Swap
 from hpcdet.checkpoint.write.unchanged import Frozen
 
 __all__ = [
+    "Attest",
     "CheckpointFailed",
     "Exchange",
     "Frozen",

@@ -69,7 +69,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("tag", "control.control", "Add or remove labels."),
     ),
     "Govern": (
-        Verb("policy", "govern.policy", "Check, compile, show, compare and report on policies."),
+        Verb("policy", "govern.policy", "Check, compare, sign, change and report on policies."),
         Verb("ledger", "govern.ledger", "Verify, show and query the ledgers of governed trials."),
         Verb("data", "govern.data", "Make and verify manifests and provenance chains of data."),
     ),

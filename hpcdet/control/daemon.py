@@ -29,7 +29,7 @@ from hpcdet.store.decisions import lease, wakeup
 from hpcdet.store.folder import home
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed
-from hpcdet.store.fs import files
+from hpcdet.store.fs import beat_age, files
 
 STOP_LIMIT_S = 120.0
 VISITS = 4
@@ -219,7 +219,8 @@ def status(paths: ExperimentPaths) -> dict[str, Any]:
         nobody = {"term": 0, "kind": "", "host": "", "pid": 0, "held": False, "age_s": None}
         return {**nobody, "waits": waits, "perhaps": others}
     term, beat = newest
-    age_s = _age(lease.beat_path(paths, term.number))
+    age = beat_age.age_s(lease.beat_path(paths, term.number))
+    age_s = None if age is None else round(age, 1)
     at_home = term.host == socket.gethostname()
     held = beat is None or not beat.released
     if held and not (at_home and term.pid == waits):
@@ -307,13 +308,6 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-
-
-def _age(path: Path) -> float | None:
-    try:
-        return round(max(0.0, time.time() - path.stat().st_mtime), 1)
-    except FileNotFoundError:
-        return None
 
 
 def _detached(argv: list[str]) -> int:

@@ -15,11 +15,13 @@ from hpcdet import checkpoint
 from hpcdet.checkpoint import LoadedState, Manifest
 from hpcdet.checkpoint.format import remove
 from hpcdet.core import _files as stored
+from hpcdet.core._own_loop import LoopGovernance
 from hpcdet.core._preempt import DownloadMode
 from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
 from hpcdet.data import rng
 from hpcdet.errors import NotFound, Unrecoverable, UsageError
+from hpcdet.store.trials.manifests import ManifestMeta
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.telemetry.tracker import plain
 from hpcdet.units import Units
@@ -33,10 +35,17 @@ class CheckpointContext:
     All ranks call together, but for Determined's folders without ``shard``: those are rank 0's.
     """
 
-    def __init__(self, session: Session, train: TrainContext, virtual: VirtualContext) -> None:
+    def __init__(
+        self,
+        session: Session,
+        train: TrainContext,
+        virtual: VirtualContext,
+        governance: LoopGovernance,
+    ) -> None:
         self._session = session
         self._train = train
         self._virtual = virtual
+        self._governance = governance
         self._begun = False
         self._loaded: Manifest | None = None  # what the code has asked for, before it began
 
@@ -55,7 +64,7 @@ class CheckpointContext:
         loaded = self._session.keeper.restore(sharded=sharded)
         state = None if loaded is None else _state(loaded)
         if loaded is not None:
-            self._go_on_from(loaded.manifest)
+            self._go_on_from(loaded)
         self.begin()
         if loaded is None:
             return None
@@ -140,6 +149,11 @@ class CheckpointContext:
             shared["registered"] = common
         if of_rank := session.registered.private():
             own["registered"] = of_rank
+        described: ManifestMeta = {
+            "metadata": plain(metadata or {}, "metadata"),
+            "validated": dataclasses.asdict(self._train.validated),
+        }
+        attest = self._governance.save(steps_completed, shared, described, alone=alone)
         drawn = rng.capture(session.registered.generators)
         if session.virtual is None:
             own["rng"] = drawn
@@ -153,10 +167,8 @@ class CheckpointContext:
             own,
             kept=("user",),
             metric=self._train.saved(steps_completed),
-            meta={
-                "metadata": plain(metadata or {}, "metadata"),
-                "validated": dataclasses.asdict(self._train.validated),
-            },
+            meta=described,
+            attest=attest,
             wait=wait,
             alone=alone,
         )
@@ -168,8 +180,9 @@ class CheckpointContext:
         self._begun = True
         self._session.begin(self._loaded, _units(self._loaded) if self._loaded else Units())
 
-    def _go_on_from(self, manifest: Manifest) -> None:
-        self._loaded = manifest
+    def _go_on_from(self, loaded: LoadedState) -> None:
+        self._loaded = manifest = loaded.manifest
+        self._governance.restored(loaded)
         units, known = _units(manifest), manifest.meta.get("validated")
         # a parent's validation is not this trial's, which is not to begin with one nonetheless
         there = Units(**known) if known and not manifest.inherited else units
@@ -315,7 +328,7 @@ class CheckpointContext:
         loaded = checkpoint.load(self._folder(storage_id), ranks.rank, ranks.world)
         state = _state(loaded)
         if not self._begun and not self._train.units.batches:
-            self._go_on_from(loaded.manifest)
+            self._go_on_from(loaded)
             of_this_rank = loaded.shared if session.virtual is not None else loaded.private
             if of_this_rank and "rng" in of_this_rank:
                 rng.restore(of_this_rank["rng"], session.registered.generators)

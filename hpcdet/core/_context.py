@@ -13,7 +13,7 @@ from typing import Any
 from hpcdet.checkpoint import Manifest
 from hpcdet.core._checkpoint import CheckpointContext
 from hpcdet.core._distributed import DistributedContext
-from hpcdet.core._governance import GovernanceContext
+from hpcdet.core._own_loop import LoopGovernance
 from hpcdet.core._preempt import PreemptContext, check
 from hpcdet.core._profiler import ProfilerContext
 from hpcdet.core._searcher import SearcherContext
@@ -78,14 +78,14 @@ class Context:
         )
         self.first_batch = 0
         self.distributed = DistributedContext.of(session.ranks, session.peers)
-        self.train = TrainContext(session)
+        self.governance = LoopGovernance(session)
+        self.train = TrainContext(session, self.governance)
         self.preempt = PreemptContext(session, self.train, self._each_step)
         self.virtual = VirtualContext(session)
-        self.checkpoint = CheckpointContext(session, self.train, self.virtual)
+        self.checkpoint = CheckpointContext(session, self.train, self.virtual, self.governance)
         self.searcher = SearcherContext(session, self.train)
         self.profiler = ProfilerContext(self.train, session.profile)
         self.experimental = ExperimentalCoreContext(session)
-        self.governance = GovernanceContext(session)
         self._left = False
 
     def _each_step(self) -> None:
@@ -95,6 +95,7 @@ class Context:
     def begin(self, origin: Manifest | None, units: Units) -> None:
         """Begin the attempt of a trainer's loop: ``units`` far, from a checkpoint or from none."""
         self.first_batch = units.batches
+        self.governance.trainer()
         self.train.set_progress(units)
         self.session.begin(origin, units)
 
@@ -167,10 +168,12 @@ class Context:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._left = True
+        self.governance.close()
         ended_well = error is None or (isinstance(error, SystemExit) and not error.code)
         if ended_well:
             if not self.session.finished:
                 self.checkpoint.begin()
+                self.governance.conclude()
                 self.session.finish(self.preempt.cause or "completed", self.train.units)
             rendezvous.leave()
         elif not self.session.finished and error is not None:

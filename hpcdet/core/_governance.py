@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-import datetime
-from typing import TYPE_CHECKING
+import dataclasses
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from hpcdet.data.batch_order import BatchOrder
+from hpcdet.data.sample_order import Order
+from hpcdet.data.sourced import SourceTable
+from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.train.attempt.session import Session
 
 if TYPE_CHECKING:  # imported where there is a policy only
+    from hpcdet.guard.accounts.attempt_accounts import AttemptAccounts
     from hpcdet.guard.guard import Guard
+    from hpcdet.guard.resume.fingerprints import Fingerprints
     from hpcdet.guard.state import GovernanceState
+    from hpcdet.guard.stepping.step_watch import StepWatch
+    from hpcdet.guard.withheld import Losses
+    from hpcdet.policy.compiled import CompiledPolicy
+    from hpcdet.policy.source_provenance import SourceProvenance
 
 
 class GovernanceContext:
@@ -21,28 +35,57 @@ class GovernanceContext:
     Attributes:
         guard: what enforces it on this rank; None without a policy.
         state: what of it outlives this attempt; None without a policy.
+        accounts: the ledger of this attempt; None without a policy.
+        fingerprints: of weights and states in checkpoints; None without a policy.
     """
 
     guard: Guard | None = None
     state: GovernanceState | None = None
+    accounts: AttemptAccounts | None = None
+    fingerprints: Fingerprints | None = None
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._watch: StepWatch | None = None
         if session.config.governance is not None:
             self._begin(session, session.config.governance)
 
     def _begin(self, session: Session, named: Governance) -> None:
         """Take up the policy that the config names by its digest."""
+        from hpcdet.guard.accounts.attempt_accounts import AttemptAccounts
         from hpcdet.guard.guard import Guard
+        from hpcdet.guard.resume.active_chains import ActiveChains
+        from hpcdet.guard.resume.deciding import decide
+        from hpcdet.guard.resume.fingerprints import Fingerprints
         from hpcdet.guard.state import GovernanceState
-        from hpcdet.policy import experiment_policy
+        from hpcdet.guard.stepping.step_watch import StepWatch
 
         experiment = session.place.experiment
         assert experiment is not None  # where a script runs alone its config has all defaults
-        policy = experiment_policy.load(experiment, named)
-        experiment_policy.refuse_expired(policy, datetime.datetime.now(datetime.UTC).date())
-        self.guard = Guard(policy, session.device, session.peers.allgather)
-        self.state = GovernanceState(self.guard)
+        decided = decide(experiment, named, session.peers, chief=session.ranks.chief)
+        policy, ended = decided.policy, decided.ended
+        found = _provenance(session, policy, experiment.code, named.data, ended)
+        self.guard = guard = Guard(policy, session.device, session.peers.allgather)
+        self.state = GovernanceState(self.guard, ActiveChains(policy, found, ended), decided)
+        ranks, gather = session.ranks, session.peers.allgather
+        self.fingerprints = Fingerprints(self.guard, ranks.rank, ranks.world, gather)
+        self.accounts = AttemptAccounts(self.guard, session, named)
+        self._watch = StepWatch(self._refuse_step, lambda: guard.optimizers.stepping)
+
+    def _refuse_step(self) -> None:
+        self._session.refuse_ungoverned()
+        raise PolicyRefused(
+            "P15",
+            "an optimizer steps, and nothing has divided its gradients by what layers admit",
+            where="optimizer.step()",
+            hint="call context.step_optimizer(optimizer), or governance.step(optimizer) in a loop "
+            "of your own",
+        )
+
+    def close(self) -> None:
+        """The attempt is over in this process."""
+        if self._watch is not None:
+            self._watch.close()
 
     def take(self, model: torch.nn.Module) -> None:
         """Route the gradients of a model that learns; nothing without a policy.
@@ -54,6 +97,108 @@ class GovernanceContext:
             self.guard.take(model)
             self._session.governed = True
 
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of governance, ``gov.…``; none without a policy."""
-        return {} if self.state is None else self.state.metrics()
+    def withhold(
+        self, order: Order | BatchOrder | None, sources: SourceTable | None
+    ) -> NDArray[np.int64]:
+        """Choose the twins that the policy asks for, and return the withheld ones.
+
+        Args:
+            order: of all training data; None: they have no indices.
+            sources: of each record by its index; None: nothing says them.
+
+        Returns:
+            Indices of records that no batch may hold, ascending; empty without twins.
+
+        Raises:
+            PolicyRefused: there are too few, or the data have no indices (P14), or there is no key
+                or another one than the experiment has committed to (P10).
+        """
+        nothing = np.empty(0, np.int64)
+        if self.guard is None or self.state is None:
+            return nothing
+        memory = self.guard.policy.memorization
+        if memory is None or memory.twins is None:
+            return nothing
+        if order is None or sources is None:
+            raise PolicyRefused(
+                "P14",
+                "twins are withheld by the place of a record, and these data have none"
+                if order is None
+                else "the data do not say which source each sample is from",
+                where="build_training_data_loader",
+                hint="give hpcdet.pytorch.DataLoader a data set with __len__, __getitem__ and "
+                "sources; or leave memorization.twins out of the policy",
+            )
+        from hpcdet.guard.withheld import WithheldTwins
+        from hpcdet.policy.planned_tests import PlannedTests
+
+        config, trial = self._session.config, self._session.record.number
+        planned = PlannedTests.of(config)
+        alpha = memory.twins.alpha
+        self.state.twins = WithheldTwins.of(
+            self.guard.policy,
+            self._twin_key(),
+            order,
+            sources,
+            lambda look, tested: planned.level(alpha, trial, look, tested),
+        )
+        return nothing if self.state.twins is None else self.state.twins.outside
+
+    def _twin_key(self) -> bytes:
+        from hpcdet.policy import experiment_policy, twins
+
+        named, experiment = self._session.config.governance, self._session.place.experiment
+        assert named is not None
+        assert experiment is not None
+        key = experiment_policy.key(experiment, named, "twin_key").encode()
+        if named.commitment and not twins.reveals(key, named.commitment):
+            raise PolicyRefused(
+                "P10",
+                "the key of the twins is not the one that the experiment has committed to",
+                where="governance.twin_key",
+                hint="put back the key that was there at submission, or fork the experiment",
+            )
+        return key
+
+    def metrics(self, losses: Losses | None = None) -> dict[str, float]:
+        """Return the metrics of governance, ``gov.…``; none without a policy.
+
+        Args:
+            losses: of the twins, at this validation; None: there are none.
+        """
+        if self.state is None:
+            return {}
+        found = self.state.metrics(losses)
+        if self.state.twins is not None and losses is not None:
+            evidence = self.state.twins.evidence()
+            self._session.tracker.record("governance", event="twins", **evidence)
+        return found
+
+
+def _provenance(
+    session: Session, policy: CompiledPolicy, folder: Path, read: str, ended: Collection[str]
+) -> list[SourceProvenance]:
+    """Verify the chains and data that a policy names, on rank 0; all ranks call together.
+
+    Args:
+        read: ``sample``, or ``all`` of the data.
+        ended: sources that are trained no more: nothing is demanded of them.
+
+    Raises:
+        GovernanceBroken: as ``source_provenance.verified``, on all ranks.
+    """
+    from hpcdet.policy import source_provenance
+
+    mine: dict[str, Any] = {}
+    if session.ranks.chief:
+        try:
+            deep = read == "all"
+            found = source_provenance.verified(policy, folder, deep=deep, without=ended)
+            mine["sources"] = [dataclasses.asdict(one) for one in found]
+        except GovernanceBroken as error:
+            mine["broken"] = [error.check, error.what.partition(": ")[2], error.where, error.hint]
+    told = session.peers.broadcast(mine)
+    if "broken" in told:
+        code, what, where, hint = told["broken"]
+        raise GovernanceBroken(code, what, where=where, hint=hint)
+    return [source_provenance.SourceProvenance(**one) for one in told["sources"]]

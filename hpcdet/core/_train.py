@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcdet.core._own_loop import LoopGovernance
 from hpcdet.core.training import worth
 from hpcdet.goals import refuse_reserved
 from hpcdet.process.console import say
@@ -38,8 +39,9 @@ class TrainContext:
         restored: how far it was, and was validated, at the checkpoint that it goes on from.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, governance: LoopGovernance) -> None:
         self._session = session
+        self._governance = governance
         self.units = Units()
         self.validation: tuple[int, Mapping[str, Any]] = (-1, {})
         self.validated = Units()
@@ -74,6 +76,7 @@ class TrainContext:
         """
         refuse_reserved(metrics)
         self.advance(steps_completed, metrics)
+        metrics = self._governance.reported(steps_completed, group, metrics)
         if group == "validation":
             self.validation = (steps_completed, dict(metrics))
             self.validated = self.units

@@ -28,6 +28,24 @@ class BatchOrder:
     epoch_records: int
     whole = False
 
+    def drawn(self, epoch: int) -> Indices:
+        """The samples of an epoch, in order, int64[epoch_records]."""
+        return self.indices(epoch)
+
+    def without(self, out: Indices) -> BatchOrder:
+        """The same batches without the samples of ``out``; those that had no others are left out.
+
+        Raises:
+            ConfigError: none are left.
+        """
+        away = set(out.tolist())
+
+        def others(epoch: int) -> list[list[int]]:
+            batches = ([i for i in one if int(i) not in away] for one in self.batches(epoch))
+            return [one for one in batches if one]
+
+        return BatchOrder.of(others)
+
     def indices(self, epoch: int) -> Indices:
         """The samples of an epoch, in order, int64[epoch_records]."""
         return np.concatenate([np.asarray(one, dtype=np.int64) for one in self.batches(epoch)])

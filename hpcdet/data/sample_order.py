@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +70,8 @@ class Order:
         epoch_order: the order in an epoch, int64[size].
         drop_last: leave a smaller last batch out.
         permutes: each epoch has each sample once.
+        rule: how anyone computes the order: ``shuffled SEED`` as ``shuffled`` does it, ``in turn``;
+            "": only the code that trains can.
     """
 
     size: int
@@ -77,6 +79,7 @@ class Order:
     epoch_order: Callable[[int], Sequence[int] | Indices]
     drop_last: bool = False
     permutes: bool = False
+    rule: str = ""
 
     def __post_init__(self) -> None:
         if self.epoch_records == 0:
@@ -99,9 +102,30 @@ class Order:
         """True if each epoch is known to train each sample once."""
         return self.permutes and self.epoch_records == self.size
 
+    def drawn(self, epoch: int) -> Indices:
+        """The samples of an epoch, in order, those that ``drop_last`` leaves out, too."""
+        return np.asarray(self.epoch_order(epoch), dtype=np.int64)
+
     def indices(self, epoch: int) -> Indices:
         """The samples that an epoch trains, in order, int64[epoch_records]."""
-        return np.asarray(self.epoch_order(epoch), dtype=np.int64)[: self.epoch_records]
+        return self.drawn(epoch)[: self.epoch_records]
+
+    def without(self, out: Indices) -> Order:
+        """The order of the other samples: those of ``out`` are in no batch.
+
+        Raises:
+            ValueError: none are left; later, an epoch has more or fewer than the first.
+        """
+        size = int((~np.isin(self.drawn(0), out)).sum())
+
+        def others(epoch: int) -> Indices:
+            found = self.drawn(epoch)
+            found = found[~np.isin(found, out)]
+            if len(found) != size:
+                raise ValueError(f"epoch {epoch} has {len(found)} samples, the first one {size}")
+            return found
+
+        return replace(self, size=size, epoch_order=others, rule="")
 
     def epoch_of(self, records: int) -> int:
         """The epoch that a trial is in after ``records`` samples."""

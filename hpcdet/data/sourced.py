@@ -119,8 +119,40 @@ class Sourced(Dataset[Any]):
         place = index + len(self) if index < 0 else index
         if not 0 <= place < len(self):
             raise IndexError(f"index {index} of {len(self)} samples")
-        part = bisect_right(self._ends, place)
-        return self._datasets[part][place - (self._ends[part - 1] if part else 0)]
+        part, within = _within(self._ends, place)
+        return self._datasets[part][within]
+
+
+def record_of(dataset: Any, index: int) -> tuple[str, int, bytes] | None:
+    """Return what a sample of a data set with sources was made from.
+
+    Parts of a ``Sourced`` tell it that have a method ``record_bytes(index)``: the bytes of the
+    record behind a sample, as the manifest of the source has it; records are counted from 0 in
+    the order of the source's files.
+
+    Returns:
+        The source, the number of the record, and its bytes; None if the data set does not tell.
+    """
+    if isinstance(dataset, Subset):
+        return record_of(dataset.dataset, int(dataset.indices[index]))
+    if isinstance(dataset, ConcatDataset):
+        part, place = _within(dataset.cumulative_sizes, index)
+        return record_of(dataset.datasets[part], place)
+    if not isinstance(dataset, Sourced):
+        return None
+    part, place = _within(dataset._ends, index)
+    name = list(dataset.parts)[part]
+    data: Any = dataset.parts[name]
+    while isinstance(data, Subset):
+        data, place = data.dataset, int(data.indices[place])
+    told = getattr(data, "record_bytes", None)
+    return None if told is None else (name, place, bytes(told(place)))
+
+
+def _within(ends: Sequence[int], index: int) -> tuple[int, int]:
+    """The part that an index is in, and its place there."""
+    part = bisect_right(ends, index)
+    return part, index - (ends[part - 1] if part else 0)
 
 
 def table_of(dataset: Any, sources: Sequence[str | Sequence[str]] | None) -> SourceTable | None:

@@ -56,10 +56,10 @@ def audit(guard: Guard, batch: Any, loss: Callable[[Any], torch.Tensor]) -> Find
     if codes is None or not (codes < guard.kinds.absent).any():
         return None
     rows = _few(codes, guard.kinds.absent)
-    with _explained(), eagerly(), steady(guard.models):
+    with _explained(), eagerly(), steady(guard.models.models):
         probe = Probe(
             router=guard.router,
-            models=guard.models,
+            models=guard.models.models,
             loss=loss,
             batch=_part(batch, rows, len(codes)),
             codes=codes[rows],
@@ -67,20 +67,41 @@ def audit(guard: Guard, batch: Any, loss: Callable[[Any], torch.Tensor]) -> Find
             weights=guard.matrix,
             places=_places(guard),
             around=guard.again,
+            lanes=guard.models.lanes,
         )
         for one in _wanted(guard, probe):
             one(probe)
         on, off = norms(probe)
     kinds = [guard.kinds.names[code] for code in np.unique(probe.codes)]
-    return Findings(kinds, list(guard.layers), on, off)
+    return Findings(kinds, list(guard.models.layers), on, off)
+
+
+def joined(everyone: list[dict[str, Any]], batches: int) -> dict[str, Any]:
+    """Join the ranks' measurements: of each kind those of the first rank with rows of it."""
+    on: dict[str, Any] = {}
+    off: dict[str, Any] = {}
+    for one in everyone:
+        for kind, mine, plain in zip(one["kinds"], one["on"], one["off"], strict=True):
+            on.setdefault(kind, mine)
+            off.setdefault(kind, plain)
+    names = sorted(on)
+    return {
+        "step": batches,
+        "sources": names,
+        "layers": everyone[0]["layers"],
+        "on": [on[name] for name in names],
+        "off": [off[name] for name in names],
+    }
 
 
 def _wanted(guard: Guard, probe: Probe) -> Sequence[Callable[[Probe], None]]:
     """The probes that say something of this trial."""
-    if not any("_routed" in one.__dict__ for model in guard.models for one in model.modules()):
+    if not any(
+        "_routed" in one.__dict__ for model in guard.models.models for one in model.modules()
+    ):
         return ()  # every source may change every layer, so that nothing can leak
     guard.regrouped = False
-    with steady(guard.models):
+    with steady(guard.models.models):
         probe.plain(probe.batch)
     # where code makes other rows of the batch's, modules need not see those of the batch
     return probes.OF_GRADIENTS if guard.regrouped else probes.ALL
@@ -89,7 +110,7 @@ def _wanted(guard: Guard, probe: Probe) -> Sequence[Callable[[Probe], None]]:
 def _places(guard: Guard) -> list[tuple[str, torch.nn.Parameter, int]]:
     return [
         (one.name, live[one.name], guard.router.place(layers.layers[one.layer]))
-        for model, layers in zip(guard.models, guard.maps, strict=True)
+        for model, layers in zip(guard.models.models, guard.models.maps, strict=True)
         for live in [dict(model.named_parameters())]
         for one in layers.parameters
     ]

@@ -43,6 +43,15 @@ class Exposure:
         self.rows.update(other.rows)
         self.dropped += other.dropped
 
+    def without(self, other: Exposure) -> Exposure:
+        """What is counted here beside what another one has counted."""
+        found = Exposure()
+        found.rows.update(self.rows)
+        found.rows.subtract(other.rows)
+        found.rows += Counter()  # those of 0 go
+        found.dropped = self.dropped - other.dropped
+        return found
+
     def matrix(self, policy: CompiledPolicy) -> Matrix:
         """E, float64[sources, layers of the policy] (``policy.compiled.exposure``)."""
         return exposure(policy, self.rows)
@@ -78,7 +87,7 @@ def _behind(order: Order | BatchOrder, codes: Codes, kinds: RowKinds, records: i
     epochs, more = divmod(records, order.epoch_records)
     size = kinds.absent + 1
     if order.whole:
-        total = epochs * np.bincount(codes, minlength=size)
+        total = epochs * np.bincount(codes[order.indices(0)], minlength=size)
     else:
         each = (np.bincount(codes[order.indices(one)], minlength=size) for one in range(epochs))
         total = sum(each, np.zeros(size, np.int64))

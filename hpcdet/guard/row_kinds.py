@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcdet.data.sourced import Codes, Mixture
+from hpcdet.guard.routing.row_sources import RowSources
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.policy.compiled import MIX, CompiledPolicy, Matrix
 
@@ -33,6 +34,11 @@ class RowKinds:
     def absent(self) -> int:
         """The code of the last kind."""
         return len(self.names)
+
+    def sources(self, codes: Codes) -> RowSources:
+        """The sources of rows of these kinds, of which those of the last are nobody's."""
+        members = [frozenset(name.split(MIX)) for name in self.names]
+        return RowSources([*members, frozenset()], codes)
 
     @staticmethod
     def of(mixtures: Sequence[Mixture], policy: CompiledPolicy) -> RowKinds:

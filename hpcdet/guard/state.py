@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-import torch
 
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order
 from hpcdet.guard.exposure import Exposure
 from hpcdet.guard.guard import Guard
-from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.compiled import CompiledPolicy
-from hpcdet.policy.governed_metrics import ADMISSION, COVERAGE, VIOLATIONS
-from hpcdet.policy.measures import admission
-from hpcdet.policy.weight_changes import differences, kind_of
+from hpcdet.guard.resume import policy_eras
+from hpcdet.guard.resume.active_chains import ActiveChains
+from hpcdet.guard.resume.closed_layers import Digests, Models, digests, unchanged
+from hpcdet.guard.resume.exposure_entropy import PlannedEntropy
+from hpcdet.guard.resume.policy_eras import PolicyEra
+from hpcdet.guard.resume.same_policy import ended_sources, forget_denied, policy_before, same_policy
+from hpcdet.guard.resume.same_rows import same_rows
+from hpcdet.guard.resume.same_twins import same_twins
+from hpcdet.guard.resume.verdicts import SCHEMA, Check, State, broken
+from hpcdet.guard.withheld import Losses, WithheldTwins
+from hpcdet.policy.changes.policy_in_effect import PolicyInEffect
+from hpcdet.policy.compiled import CompiledPolicy, Matrix
+from hpcdet.policy.governed_metrics import (
+    ADMISSION,
+    CONFORMANCE,
+    COVERAGE,
+    VIOLATIONS,
+    memorization,
+)
+from hpcdet.policy.measures import admission, conformance, overall_conformance
 
 KEY = "governance"
 """Of the state in a checkpoint's shared state, and of its summary in the manifest's meta."""
-SCHEMA = 1
-
-State = dict[str, Any]
-Models = Mapping[str, torch.nn.Parameter]
-
-
-@dataclass(frozen=True)
-class Check:
-    """A check of a resume.
-
-    Attributes:
-        number: in the reference; ``code``: its G code.
-        outcome: ``passed``, ``recorded`` or ``unknown``; what stops a trial is raised.
-        detail: what was found.
-    """
-
-    number: int
-    code: str
-    outcome: str
-    detail: str = ""
 
 
 class GovernanceState:
@@ -52,18 +43,51 @@ class GovernanceState:
             parent.
         inherited: what the parent was trained on up to there.
         complete: the history of the weights is known from their beginning.
+        twins: those of the trial's data; None: the policy asks for none.
+        chains: the provenance of the sources.
+        planned: how evenly layers are to learn from the sources.
+        conformance: as the last probe has measured it, in [0, 1]; None before one.
+        decided: the policy in effect, and how it came to be.
+        eras: what was trained under other policies before.
+        applied: what has changed under the policy since what the attempt goes on from.
     """
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        chains: ActiveChains | None = None,
+        decided: PolicyInEffect | None = None,
+    ) -> None:
+        self.chains = chains or ActiveChains(guard.policy)
+        self.planned = PlannedEntropy(guard)
+        self.conformance: float | None = None
+        self.chains.weigh = self._weigh
+        self.decided = decided or PolicyInEffect.of(guard.policy)
+        self.eras: list[PolicyEra] = []
+        self.applied: list[Mapping[str, Any]] = self.decided.since(0, {})
         self.begun = 0
         self.inherited = Exposure()
         self.complete = True
+        self.twins: WithheldTwins | None = None
         self._guard = guard
-        self._forbidden: dict[str, str] = {}
+        self._forbidden: Digests = {}
+        self._left: CompiledPolicy | None = None
 
-    def start(self, parameters: Models) -> None:
-        """A trial begins: remember what the layers hold that nothing may change."""
-        self._forbidden = self._digests(parameters)
+    def start(self, parameters: Models) -> list[Check]:
+        """A trial begins: remember what the layers hold that nothing may change.
+
+        Returns:
+            What is recorded of the policy in effect.
+        """
+        self._forbidden = digests(self._guard, parameters)
+        return ended_sources(self.decided) if self.decided.dropped else []
+
+    def exposure(self) -> Matrix:
+        """E by the policies that were in effect, float64[sources, layers of the policy]."""
+        return self._weigh(self._guard.exposure)
+
+    def _weigh(self, exposure: Exposure) -> Matrix:
+        return policy_eras.matrix(self.eras, exposure, self._guard.policy)
 
     def encode(self) -> State:
         """The state for a checkpoint, equal on all ranks; all call together."""
@@ -73,26 +97,55 @@ class GovernanceState:
             "schema": SCHEMA,
             "policy": policy.digest,
             "compiled": policy.to_json(),
-            "layers": [one.encode() for one in guard.maps],
+            "layers": [one.encode() for one in guard.models.maps],
             "exposure": guard.exposure.encode(),
-            "E": guard.exposure.matrix(policy),
+            "E": self.exposure(),
+            "eras": [one.encode() for one in self.eras],
+            "dropped": dict(self.decided.dropped),
+            "changes": len(self.decided.acts),
             "begun": self.begun,
             "inherited": self.inherited.encode(),
             "complete": self.complete,
-            "windows": guard.windows(),
+            "windows": guard.optimizers.encode(),
             "forbidden": dict(self._forbidden),
+            **({} if self.twins is None else {"twins": self.twins.encode()}),
+            "chains": self.chains.encode(guard.exposure),
+            "expected": self.planned.encode(guard.exposure),
         }
 
-    def metrics(self) -> dict[str, float]:
+    def probed(self, found: Mapping[str, Any]) -> None:
+        """Take the conformance that a probe has measured, over all sources by their rows.
+
+        Args:
+            found: ``sources``: kinds of rows; ``on`` and ``off``: norms of their gradients in each
+                layer of the models, with routing and without.
+        """
+        guard, kinds = self._guard, found["sources"]
+        weights = [guard.matrix[guard.kinds.names.index(one)] for one in kinds]
+        sizes = [guard.models.sizes()[layer] for layer in found["layers"]]
+        each = conformance(found["on"], found["off"], weights, sizes)
+        whole = overall_conformance(each, [guard.exposure.rows[one] for one in kinds])
+        self.conformance = None if math.isnan(whole) else whole
+
+    def metrics(self, losses: Losses | None = None) -> dict[str, float]:
         """Metrics of a validation: of the whole trial, and never of users' code.
 
-        No chain is verified, so that nothing is covered. A probe that finds a violation ends the
-        trial: one that validates has none.
+        Args:
+            losses: of the twins; None: they were not measured.
+
+        A probe that finds a violation ends the trial: one that validates has none. Conformance is
+        that of the last probe, and absent before the first one.
         """
         exposure = self._guard.exposure
         total = sum(exposure.rows.values()) + exposure.dropped
         admitted = admission(total - exposure.dropped, exposure.dropped) if total else 1.0
-        return {COVERAGE: 0.0, VIOLATIONS: 0.0, ADMISSION: admitted}
+        covered = self.chains.least(exposure, known=self.complete)
+        found = {COVERAGE: covered, VIOLATIONS: 0.0, ADMISSION: admitted}
+        if self.conformance is not None:
+            found[CONFORMANCE] = self.conformance
+        if self.twins is None or losses is None:
+            return found
+        return found | memorization(self.twins.judge(losses))
 
     def summary(self) -> dict[str, Any]:
         """The summary in the manifest's meta, for readers who do not open the state."""
@@ -103,11 +156,15 @@ class GovernanceState:
             "assurance": policy.assurance,
             "sources": [one.id for one in policy.sources],
             "layers": [one.id for one in policy.layers],
-            "exposure": guard.exposure.matrix(policy).tolist(),
+            "exposure": self.exposure().tolist(),
             "rows": guard.exposure.encode()["rows"],
             "dropped": guard.exposure.dropped,
             "complete": self.complete,
-            "parameters": guard.sizes(),
+            "parameters": guard.models.sizes(),
+            **({} if self.twins is None else {"twins": self.twins.encode()}),
+            **self.chains.summary(guard.exposure),
+            **self.planned.summary(guard.exposure),
+            "conformance": self.conformance,
         }
 
     def load(
@@ -132,112 +189,66 @@ class GovernanceState:
         """
         if state is None:
             if not inherited:
-                raise _broken("G101", "it has no governance state, and the trial has a policy")
+                raise broken("G101", "it has no governance state, and the trial has a policy")
             self.complete, self.begun = False, records
-            self.start(parameters)
-            return [Check(1, "G101", "unknown", "the parent was trained without a policy")]
+            same_twins(self.twins, None, inherited=True)
+            ended = self.start(parameters)
+            return [*ended, Check(1, "G101", "unknown", "the parent was trained without a policy")]
         if not isinstance(state, dict) or state.get("schema") != SCHEMA:
-            raise _broken("G101", "the version of its governance state is unknown")
+            raise broken("G101", "the version of its governance state is unknown")
         checks = [Check(1, "G101", "passed")]
-        checks += self._policy(state, inherited)
-        for found, saved in zip(self._guard.maps, state["layers"], strict=False):
+        checks += same_twins(self.twins, state.get("twins"), inherited=inherited)
+        before, dropped = policy_before(state), dict(state["dropped"])
+        made = 0 if inherited else int(state["changes"])
+        checks += same_policy(self.decided, before, dropped, made, inherited=inherited)
+        self.applied = self.decided.since(made, dropped)
+        for found, saved in zip(self._guard.models.maps, state["layers"], strict=False):
             found.check(saved)
-        if len(self._guard.maps) != len(state["layers"]):
-            raise _broken("G109", "it is of another number of models")
+        if len(self._guard.models.maps) != len(state["layers"]):
+            raise broken("G109", "it is of another number of models")
         checks.append(Check(9, "G109", "passed"))
         self.complete = bool(state["complete"])
         exposure = Exposure.decode(state["exposure"])
+        self.eras = [PolicyEra.decode(one) for one in state["eras"]]
+        checks += self.chains.load(state.get("chains", ()), exposure, inherited=inherited)
         if inherited:
             self.begun, self.inherited = records, Exposure.decode(state["exposure"])
         else:
             self.begun, self.inherited = state["begun"], Exposure.decode(state["inherited"])
-            checks += self._exposure(exposure, state, records, order)
-            self._guard.load_windows(state["windows"])
+            expected = policy_eras.matrix(self.eras, exposure, before)
+            checks += same_rows(
+                self._guard,
+                self.inherited,
+                exposure,
+                state,
+                self.begun,
+                records,
+                order,
+                expected=expected,
+            )
+            policy_eras.verify(
+                self.eras, self.decided, self._guard, order, self.begun, self.inherited
+            )
+            self._guard.optimizers.load(state["windows"])
         self._guard.exposure = exposure
-        checks += self._unchanged(state, parameters, inherited)
+        checks += self.planned.check(exposure)
+        known = dict(state["forbidden"])
+        alike = [one.id for one in before.layers] == [one.id for one in self._guard.policy.layers]
+        closed = digests(self._guard, parameters, before if alike else None)
+        checks += unchanged(known, closed)
+        if before.digest != self._guard.policy.digest:
+            rest = policy_eras.rest_of(self.eras, exposure)
+            self.eras.append(PolicyEra(before, dropped, rest, records))
+            self._left = before
+        now = digests(self._guard, parameters)
+        self._forbidden = now if inherited else {name: known.get(name, now[name]) for name in now}
         return checks
 
-    def _policy(self, state: State, inherited: bool) -> list[Check]:
-        """The policy is the one that was in effect (G108), and its weights are (G110)."""
-        before = CompiledPolicy.from_json(state["compiled"], "checkpoint")
-        now = self._guard.policy
-        if before.digest != state["policy"]:
-            raise _broken("G110", "its policy's weights are not those of its digest")
-        if now.digest == before.digest:
-            return [Check(8, "G108", "passed"), Check(10, "G110", "passed")]
-        kind = kind_of(differences(before, now))
-        if not inherited or kind in ("loosen", "mixed"):
-            changes = "; ".join(
-                f"{one.source} in {one.layer}: {one.before} to {one.after}"
-                for one in differences(before, now)[:3]
-            )
-            raise _broken(
-                "G108",
-                f"its policy is another one ({kind}): {changes or before.name}",
-                hint="go on under the policy it was made under, or change it by "
-                "`hpcdet policy change`, with the approvals it asks for",
-            )
-        return [Check(8, "G108", "recorded", kind), Check(10, "G110", "passed")]
+    def settle(self) -> list[Check]:
+        """After all that was put back was verified: optimizers forget what a source may do no more.
 
-    def _exposure(
-        self, saved: Exposure, state: State, records: int, order: Order | BatchOrder | None
-    ) -> list[Check]:
-        """The rows that were counted are those that the order of the data gives (G114, G119)."""
-        if not np.array_equal(np.asarray(state["E"]), saved.matrix(self._guard.policy)):
-            raise _broken("G114", "its exposure is not that of its counts of rows")
-        again = None if order is None else self._guard.recount(order, self.begun, records)
-        if again is None:
-            detail = "the code names the rows of its batches: there is no order to count again"
-            return [Check(14, "G114", "unknown", detail), Check(19, "G119", "unknown", detail)]
-        again.join(self.inherited)
-        total = sum(saved.rows.values()) + saved.dropped
-        if total != sum(again.rows.values()) + again.dropped:
-            raise _broken(
-                "G119",
-                f"its position is {records} samples, and it has counted {total}",
-                hint="the checkpoint is not of this trial's data, or was changed",
-            )
-        if again.encode() != saved.encode():
-            raise _broken(
-                "G114",
-                "its counts of rows are not those that the order of the data gives: "
-                f"{saved.encode()['rows']}, not {again.encode()['rows']}",
-                hint="the sources of the data have changed since, or the checkpoint has",
-            )
-        return [Check(14, "G114", "passed"), Check(19, "G119", "passed")]
-
-    def _unchanged(self, state: State, parameters: Models, inherited: bool) -> list[Check]:
-        """Layers that nothing may change hold what they held at the beginning (G115)."""
-        known, now = state["forbidden"], self._digests(parameters)
-        changed = sorted(name for name in known if name in now and now[name] != known[name])
-        if changed:
-            raise _broken(
-                "G115",
-                f"nothing may change {changed[0]}, and it is not what it was at the beginning",
-                hint="a gradient has leaked, or the checkpoint was changed: begin again from one "
-                "that `hpcdet ledger verify` accepts",
-            )
-        self._forbidden = now if inherited else dict(known)
-        return [Check(15, "G115", "passed", f"{len(now)} parameters")]
-
-    def _digests(self, parameters: Models) -> dict[str, str]:
-        """Digests of the parameters of layers that the policy lets nothing change."""
-        weights = self._guard.policy.weights()
-        found: dict[str, str] = {}
-        for number, layer_map in enumerate(self._guard.maps):
-            closed = (layer_map.weights(weights) == 0).all(axis=0).tolist()
-            for one in layer_map.parameters:
-                name = f"{number}.{one.name}"
-                if closed[one.layer] and name in parameters:
-                    found[name] = _digest(parameters[name])
-        return found
-
-
-def _digest(parameter: torch.Tensor) -> str:
-    whole: Any = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-    values = whole.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return hashlib.sha256(values.numpy().tobytes()).hexdigest()
-
-
-def _broken(code: str, what: str, hint: str = "") -> GovernanceBroken:
-    return GovernanceBroken(code, what, where="checkpoint", hint=hint)
+        Returns:
+            What is recorded of it; nothing where the policy is the same.
+        """
+        before, self._left = self._left, None
+        return [] if before is None else forget_denied(self._guard, before)

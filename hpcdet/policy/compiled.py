@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -81,13 +81,18 @@ class UseAgreement:
 
 @dataclass(frozen=True)
 class DataSource:
-    """The smallest unit of data with one owner, one agreement and one treatment."""
+    """The smallest unit of data with one owner, one agreement and one treatment.
+
+    Attributes:
+        share: planned part of the training data, in any unit; 0 of all if none is planned.
+    """
 
     id: str
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     manifest: FileDigest | None = None
     chain: FileDigest | None = None
     agreement: UseAgreement | None = None
+    share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,7 @@ class Entropy:
         reference: expected spectral entropies by layer, of a reference run; empty: none.
         sd_mult, floor: a band is the reference plus or minus the larger of ``sd_mult`` standard
             deviations and ``floor``.
+        on_violation: consequence of a layer that is out of its band at a resume.
     """
 
     sigmas: float = 3.0
@@ -127,6 +133,7 @@ class Entropy:
     reference: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     sd_mult: float = 4.0
     floor: float = 0.005
+    on_violation: Literal["warn", "hold"] = "warn"
 
 
 @dataclass(frozen=True)
@@ -184,10 +191,16 @@ class LedgerRules:
 
 @dataclass(frozen=True)
 class Changes:
-    """Approvals, by keys of role ``policy``, that a change of the policy needs."""
+    """Approvals, by keys of role ``policy``, that a change of the policy needs.
+
+    Attributes:
+        revoke: what becomes of a source whose agreement has ended, or that is withdrawn: training
+            goes on without it, or stops.
+    """
 
     tighten_approvals: int = 0
     loosen_approvals: int = 1
+    revoke: Literal["drop", "stop"] = "drop"
 
 
 @dataclass(frozen=True)
@@ -261,6 +274,14 @@ class CompiledPolicy:
         import numpy as np
 
         return np.array(self.matrix, dtype=np.float64)
+
+    def denying(self, sources: Collection[str]) -> CompiledPolicy:
+        """The same policy, by which these sources change nothing any more."""
+        rows = [
+            tuple(0.0 for _ in row) if one.id in sources else row
+            for one, row in zip(self.sources, self.matrix, strict=True)
+        ]
+        return dataclasses.replace(self, matrix=tuple(rows))
 
     @property
     def digest(self) -> str:

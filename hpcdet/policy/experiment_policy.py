@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from hpcdet.errors import ConfigError
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
@@ -51,20 +53,21 @@ def key(paths: ExperimentPaths, governance: Governance, name: str) -> str:
         raise PolicyRefused("P10", error.what, where=error.where, hint=error.hint) from None
 
 
-def refuse_expired(policy: CompiledPolicy, today: datetime.date) -> None:
-    """Refuse to train with a source after its agreement has ended.
+def committed(reference: Mapping[str, str], literal: Mapping[str, Any]) -> str:
+    """Return the commitment to the key of the twins, as a submission makes it.
+
+    Args:
+        reference: of the config, ``{"stored": NAME}`` of a key in ``literal``.
 
     Raises:
-        GovernanceBroken: one has (G112).
+        PolicyRefused: the key cannot be read, or is too short (P10).
     """
-    for source in policy.sources:
-        agreed = source.agreement
-        if agreed is not None and agreed.expires:
-            if datetime.date.fromisoformat(agreed.expires) >= today:
-                continue
-            raise GovernanceBroken(
-                "G112",
-                f"the agreement {agreed.id} on source {source.id} ended on {agreed.expires}",
-                where="policy.json",
-                hint="fork the experiment under a policy without the source, or a new agreement",
-            )
+    from hpcdet.policy.twins import commitment
+
+    where = "governance.twin_key"
+    try:
+        stored = literal.get(reference.get("stored", ""))
+        key = data_secrets.value(where, reference, Path()) if stored is None else stored
+    except ConfigError as error:
+        raise PolicyRefused("P10", error.what, where=error.where, hint=error.hint) from None
+    return commitment(str(key).encode())

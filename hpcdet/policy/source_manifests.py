@@ -267,7 +267,8 @@ def _compare(folder: Path, listed: ListedFile, whole: bool, watch: Watch) -> Ite
 
 
 def spot_check(
-    manifest: SourceManifest,
+    source: str,
+    count: int,
     digests: Path,
     fetch: Callable[[int], bytes],
     indices: Iterable[int],
@@ -275,7 +276,7 @@ def spot_check(
     """Compare records, as the training reads them, with their digests.
 
     Args:
-        digests: the file of record digests, as ``verify_records`` found it whole.
+        count: of the source's records; ``digests``: their file, as ``verify_records`` found it.
         fetch: returns the bytes of a record by its index from 0.
 
     Returns:
@@ -284,7 +285,6 @@ def spot_check(
     Raises:
         GovernanceBroken: the manifest has no records, or an index is none of theirs (G111).
     """
-    count = manifest.records.count if manifest.records else 0
     wrong: list[str] = []
     with files.open_file(digests) as file:
         for index in indices:
@@ -293,7 +293,7 @@ def spot_check(
                 raise GovernanceBroken("G111", what, where=str(digests), hint=hint)
             file.seek(32 * index)
             if file.read(32) != hashlib.sha256(fetch(index)).digest():
-                wrong.append(f"record {index} of {manifest.source} is not what was listed")
+                wrong.append(f"record {index} of {source} is not what was listed")
     return wrong
 
 

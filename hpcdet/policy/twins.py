@@ -10,6 +10,7 @@ Near-duplicates hide what a model owes to a record (Meeus and others, 2025): tak
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import hmac
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hpcdet.policy.codes import PolicyRefused
+from hpcdet.policy.measures import true_positive_rate
 
 Indices = NDArray[np.int64]
 
@@ -219,6 +221,9 @@ def _doublings(place: int, planned: int) -> int:
 
 # -- verdict ---------------------------------------------------------------------------------
 
+MARGIN = 0.2
+"""Power is told of an advantage that is more than the permitted one by this."""
+
 
 @dataclass(frozen=True)
 class TwinVerdict:
@@ -231,6 +236,8 @@ class TwinVerdict:
         undecided: pairs where a loss is NaN, or both are the same infinity.
         alpha: the level of this test.
         max_advantage: the advantage that the policy permits, in [0, 1].
+        tpr: share of trained records with a loss below all but 1 % of the withheld ones', in
+            [0, 1]; NaN: unknown.
     """
 
     wins: int
@@ -239,6 +246,7 @@ class TwinVerdict:
     undecided: int
     alpha: float
     max_advantage: float
+    tpr: float = math.nan
 
     @property
     def pairs(self) -> int:
@@ -294,9 +302,14 @@ class TwinVerdict:
         low = lower_bound(self.wins, self.pairs, confidence)
         return math.log(low / (1 - low)) if low > 0.5 else 0.0
 
-    def power(self, advantage: float) -> float:
-        """Probability of a violation where the true advantage is this, in [-1, 1]."""
-        return power(self.pairs, advantage, self.alpha, self.max_advantage)
+    def power(self, advantage: float | None = None) -> float:
+        """Probability of a violation where the true advantage is this, in [-1, 1].
+
+        Args:
+            advantage: None: ``MARGIN`` more than is permitted.
+        """
+        true = min(1.0, self.max_advantage + MARGIN) if advantage is None else advantage
+        return power(self.pairs, true, self.alpha, self.max_advantage)
 
 
 def verdict(differences: ArrayLike, alpha: float, max_advantage: float) -> TwinVerdict:
@@ -313,6 +326,19 @@ def verdict(differences: ArrayLike, alpha: float, max_advantage: float) -> TwinV
     return TwinVerdict(wins, losses, ties, len(found) - wins - losses - ties, alpha, max_advantage)
 
 
+def judge(
+    trained: ArrayLike, withheld: ArrayLike, alpha: float, max_advantage: float
+) -> TwinVerdict:
+    """Judge the twins of a source by the losses of both members of each pair, float[pairs]."""
+    inside, outside = (np.asarray(one, dtype=np.float64).ravel() for one in (trained, withheld))
+    with np.errstate(invalid="ignore"):  # infinity less infinity is undecided
+        found = verdict(outside - inside, alpha, max_advantage)
+    known = not found.undecided and found.pairs
+    rate = true_positive_rate(inside, outside)[0] if known else math.nan
+    return dataclasses.replace(found, tpr=rate)
+
+
+@functools.lru_cache(maxsize=64)
 def power(pairs: int, advantage: float, alpha: float, max_advantage: float) -> float:
     """Probability that ``pairs`` without ties show a violation at a true advantage, in [0, 1]."""
     low, high = 0, pairs + 1

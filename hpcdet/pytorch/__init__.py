@@ -9,6 +9,7 @@
 """
 
 from hpcdet.core import InvalidHP
+from hpcdet.data.source_lanes import Lane, remove_lanes
 from hpcdet.data.sourced import Sourced
 from hpcdet.pytorch import samplers
 from hpcdet.pytorch.api.callback import PyTorchCallback
@@ -27,6 +28,7 @@ __all__ = [
     "Epoch",
     "InvalidHP",
     "LRScheduler",
+    "Lane",
     "MetricReducer",
     "PyTorchCallback",
     "PyTorchTrial",
@@ -39,6 +41,7 @@ __all__ = [
     "Trainer",
     "data_length",
     "init",
+    "remove_lanes",
     "samplers",
     "to_device",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hpcdet.space import tree
+from hpcdet.space import space_tree
 from hpcdet.space.domains import Categorical, Const, Domain, Int, LogInt
 from hpcdet.space.errors import Path, SpaceError, dotted
 from hpcdet.space.expression import Expression
@@ -32,7 +32,7 @@ def written_out(root: Group) -> Group:
     """
     while True:
         known: Known = {}
-        for axis in tree.axes(root):
+        for axis in space_tree.axes(root):
             known.setdefault(axis.path, []).append(axis.what)
         if len(known) > MOST_AXES:
             what = f"lists make more than {MOST_AXES} hyperparameters of it"
@@ -46,7 +46,7 @@ def written_out(root: Group) -> Group:
             return root
         at, name = turn.waiting[0]
         what = f"there is no hyperparameter {name!r} to count by"
-        raise SpaceError((*at, "repeat"), what, tree.guess(name, set(map(dotted, known))))
+        raise SpaceError((*at, "repeat"), what, space_tree.guess(name, set(map(dotted, known))))
 
 
 @dataclass
@@ -77,7 +77,7 @@ class _Turn:
             self.written += 1
             _bounded(repeat.times, at)
             return Items((repeat.item,) * repeat.times)
-        path = tree.resolve(repeat.times, at, self.known)
+        path = space_tree.resolve(repeat.times, at, self.known)
         if path is None:
             self.waiting.append((at, dotted(repeat.times)))
             return repeat

@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpcdet.space import repeats, tree
+from hpcdet.space import repeats, space_tree
 from hpcdet.space.domains import Categorical, Const, Domain, Log
 from hpcdet.space.errors import Path, SpaceError, dotted
 from hpcdet.space.expression import Expression, Inactive, look_up
 from hpcdet.space.language import parse_group
-from hpcdet.space.tree import Axis, Values
+from hpcdet.space.space_tree import Axis, Values
 
 MAX_REDRAWS = 100
 MAX_GRID = 100_000
@@ -61,15 +61,15 @@ class Space:
         if not isinstance(forbid, list):
             raise SpaceError(("forbid",), "forbid is a list of expressions", 'forbid: ["a > b"]')
         self._root = repeats.written_out(parse_group(spec, ()))
-        axes = tree.ordered(list(tree.axes(self._root)))
+        axes = space_tree.ordered(list(space_tree.axes(self._root)))
         self._drawn: list[tuple[Axis, Domain]] = [
             (axis, axis.what) for axis in axes if not isinstance(axis.what, Expression)
         ]
-        self._derived = tree.computed_in_order(
+        self._derived = space_tree.computed_in_order(
             [axis for axis in axes if isinstance(axis.what, Expression)]
         )
         self._forbid = [Expression.parse(text, ("forbid", i)) for i, text in enumerate(forbid)]
-        self._check_names(tree.names(axes))
+        self._check_names(space_tree.names(axes))
         # items of one list have one domain, of which it is said once
         written = {id(domain): (axis, domain) for axis, domain in reversed(self._drawn)}.values()
         self.warnings = [
@@ -213,12 +213,12 @@ class Space:
         return list(found.values())
 
     def _assemble(self, values: Values) -> dict[str, Any]:
-        params: dict[str, Any] = tree.build(self._root, (), values)
+        params: dict[str, Any] = space_tree.build(self._root, (), values)
         for axis in self._derived:
             if not axis.exists(values):
                 continue
             try:
-                value = tree.expression(axis).value(params)
+                value = space_tree.expression(axis).value(params)
             except Inactive:
                 continue
             look_up(params, axis.path[:-1])[axis.path[-1]] = value
@@ -235,11 +235,11 @@ class Space:
         return None
 
     def _check_names(self, known: set[str]) -> None:
-        for expression in [*self._forbid, *map(tree.expression, self._derived)]:
+        for expression in [*self._forbid, *map(space_tree.expression, self._derived)]:
             for name in sorted(map(dotted, expression.names)):
                 if name not in known:
                     what = f"there is no hyperparameter {name!r}, as in {expression.text!r}"
-                    raise SpaceError(expression.at, what, tree.guess(name, known))
+                    raise SpaceError(expression.at, what, space_tree.guess(name, known))
 
 
 def _forbidden(refused: Sequence[Expression], what: str, hint: str = "") -> SpaceError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -24,14 +25,15 @@ EXAMPLE = TOP / "examples" / "governed"
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
     file = tmp_path / "p.yaml"
-    file.write_text(POLICY.replace("2027-12-31", "2999-12-31"))
+    text = POLICY.replace("2027-12-31", "2999-12-31")
+    file.write_text(re.sub(r"chain: {.*}", "share: 1", text) + "coverage: {min: 0}\n")
     return file
 
 
 def prepared(cli: Cli, policy: Path, search: str = "single") -> str:
     """An experiment under a policy that requires nothing of nodes, and no provenance."""
     text = policy.read_text().replace(", requires: [no_egress]", "")
-    policy.write_text(text.replace("requires: {capabilities: [enclave]}\n", "coverage: {min: 0}\n"))
+    policy.write_text(text.replace("requires: {capabilities: [enclave]}\n", ""))
     config = policy.with_name("config.yaml")
     config.write_text(
         "entrypoint: ['true']\n"
@@ -131,8 +133,7 @@ def test_an_archive_has_the_policy_and_a_copy_elsewhere_too(
 def test_a_fork_has_the_policy_its_changes_and_the_keys(cli: Cli, policy: Path) -> None:
     id = prepared(cli, policy, "random, max_trials: 2")
     source = ExperimentPaths(cli.root / id)
-    source.policy_changes.mkdir()
-    (source.policy_changes / "0001.json").write_text("{}")
+    cli("policy", "change", id, "--revoke", "hosp-b", "--reason", "withdrawn")
     made = fork.fork(source, {}).paths
     assert made.id != id
     for name in ("policy.yaml", "policy.json", "secrets.json", "policies/0001.json"):

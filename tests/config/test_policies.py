@@ -203,6 +203,8 @@ def test_under_isolated_who_changes_a_lane_changes_nothing_that_others_use() -> 
         ("layers: ['*', '!low']", "layers: [head]"),
     )
     assert compiled(lane, isolated, *apart).matrix == ((0, 0, 0.5), (0, 0, 0.5), (1, 1, 0))
+    part = ("layers: ['*']", "layers: [high]"), ("layers: ['*', '!low']", "layers: [head]")
+    assert "'public' may change 'high' and not 'low'" in str(refused(lane, isolated, *part))
 
 
 def test_planned_shares_decide_what_reaches_a_layer() -> None:
@@ -324,3 +326,30 @@ def keys(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, str]]:
         yield above + name, shown
         if inner is not None:
             yield from keys(inner, f"{above}{name}{'[]' if items else ''}.")
+
+
+EXPECTED = "requires: {capabilities: [enclave]}\nentropy: {spectral: {expected: ref.json}}"
+BANDS = [
+    ('{"low": [0.9, 0.001]}', ""),
+    ('{"lo": [0.9, 0.001]}', "no layer has the name 'lo'"),
+    ('{"low": [0.9]}', r"entropy\.spectral"),
+    ('{"low": 7}', r"entropy\.spectral"),
+    ("[", "cannot read ref.json"),
+    (None, "cannot read ref.json: No such file"),
+]
+
+
+@pytest.mark.parametrize(("held", "why"), BANDS)
+def test_a_reference_may_be_in_a_file_beside_the_policy(
+    held: str | None, why: str, tmp_path: Path
+) -> None:
+    text = POLICY.replace("requires: {capabilities: [enclave]}", EXPECTED)
+    (tmp_path / "p.yaml").write_text(text)
+    if held is not None:
+        (tmp_path / "ref.json").write_text(held)
+    if why:
+        with pytest.raises(PolicyRefused, match=why) as refused:
+            read_policy("p.yaml", tmp_path)
+        assert refused.value.policy_code == "P01"
+    else:
+        assert read_policy("p.yaml", tmp_path).compiled.entropy.reference == {"low": (0.9, 0.001)}

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from hpcdet.store.decisions import lease
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed
 from hpcdet.store.fs import files
+from tests.builders import put
 from tests.experiments import Plain, config, daemon_pids, local_jobs, local_site, strike, until
 
 
@@ -110,11 +112,14 @@ def test_a_process_that_has_the_number_of_a_daemon_is_none(
     assert lease.Lease(paths, "daemon", 100).try_acquire()
     beat = lease.beat_path(paths, 1)
     old = time.time() - daemon.FRESH_S - 1
+    put(beat, lease.Beat("ab", at=datetime.fromtimestamp(old, UTC).isoformat()))
+    assert daemon.status(paths)["held"] is True, "the file is new: its writer's clock is late"
     os.utime(beat, (old, old))
     assert daemon.status(paths)["held"] is False
     assert daemon.stop(paths) is False
     files.replace(paths.site, load_site.dump(local_site(lease_ttl_s=2 * daemon.FRESH_S)))
     assert daemon.status(paths)["held"] is True, "a beat may be so old then"
+    put(beat, lease.Beat("ab", at="2026-01-01T10:00:00Z"))
     os.utime(beat, (0, 0))
     daemon_registry.Daemon(os.getpid(), 1).write_once(paths.daemon(host))
     assert daemon_registry.here(paths) is None

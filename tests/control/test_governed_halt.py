@@ -112,3 +112,17 @@ def test_a_trial_is_pruned_with_the_evidence_and_others_go_on(tmp_path: Path) ->
     assert timeline.decided(found)[2] == f"stop: {why}"  # what explain says, and the report
     assert why.replace("<", "&lt;") in html.render(found, world.clock.now)
     assert any(why in event.text for event in views.events(world.paths))
+
+
+def test_where_all_trials_are_pruned_nobody_is_told_that_they_succeeded(tmp_path: Path) -> None:
+    world, holder, attempts = begun(tmp_path / "x", tmp_path / "told", "hard")
+    for attempt in attempts:
+        report(attempt, 3, {"loss": 0.1, **LEARNED})
+    later(world, holder, 1)
+    for attempt in attempts:
+        world.play().end(attempt, "stopped", progressed=True)
+    later(world, holder, 2)
+    status = views.status(world.paths)
+    why = "3 of 3 trials ended without an error, and each broke a constraint; no trial succeeded"
+    assert (status.state, status.why) == ("COMPLETED", why)
+    assert status.best is None and status.nearest is not None

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from hpcdet.control.leader.journal_cache import JournalFacts
-from hpcdet.control.leader.leader import Fenced
+from hpcdet.control.leader.leader import Fenced, Holder
 from hpcdet.control.leader.trial_cache import Sight
 from hpcdet.control.requests import commands
-from hpcdet.control.turn import controller
+from hpcdet.control.turn import best_validation, controller
 from hpcdet.control.turn.controller import advance
-from hpcdet.errors import UsageError
+from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.search import registry
 from hpcdet.search.api import events as api
 from hpcdet.store.config import resolved_config
@@ -92,6 +92,7 @@ def test_what_looks_as_before_is_not_read_again_and_nothing_is_missed(
         sight.begin()
         seen = sight.trial(1)
         assert sight.trial(1) is seen, "once in a turn"
+        sight.learnt(1)
         return seen.standing.state, seen.fresh
 
     # twice: what came within a tick of the file system's clock may look the same
@@ -153,6 +154,95 @@ def test_who_has_just_written_is_looked_at_only_if_there_was_word_of_an_end(
     assert look() == ("running", True) and heard == [10, 20, 30]
     attempt.line("progress", batches=30)
     assert look() == ("running", True), "it has begun to end"
+
+
+def test_what_turns_have_read_that_failed_is_heard_by_the_next_that_does_not(
+    tmp_path: Path,
+) -> None:
+    """Each of them looks at every trial, and none comes as far as telling the searcher of it."""
+    world = World.make(tmp_path, Waves(count=2, width=2))
+    play, holder, workers = begun(world)
+    holder.sight = Sight(world.paths, world.clock, holder.facts.grows)
+    one, two = play.claim(workers[0]), play.claim(workers[1])
+    later(world, holder, 3)
+    aside = one.journal.with_name("aside")
+    play.report(one, 50)
+    one.journal.rename(aside)
+    one.journal.mkdir()  # no file, which ends the turn
+    play.finish(two)
+    for _ in range(3):
+        assert later(world, holder, 1).state == "PAUSED"
+    one.journal.rmdir()
+    aside.rename(one.journal)
+    later(world, holder, 1)
+    heard = [(e["trial"], e["kind"]) for e in events(world) if "trial" in e]
+    assert heard == [(1, "report"), (2, "report"), (2, "segment_end")]
+
+
+def test_reports_that_a_failed_turn_had_read_are_told_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    play, holder, [worker] = begun(world)
+    holder.sight = Sight(world.paths, world.clock, holder.facts.grows)
+    attempt = play.claim(worker)
+    later(world, holder, 3)
+    for step in (30, 60, 90):
+        play.report(attempt, step)
+    real, fails = best_validation.remember, [60]
+
+    def remember(holder: Holder, report: api.Report) -> None:
+        if fails and report.length.value == fails[0]:
+            raise IntegrityError("a file is damaged", where="best.json")
+        real(holder, report)
+
+    monkeypatch.setattr(best_validation, "remember", remember)
+    for _ in range(3):
+        assert later(world, holder, 1).state == "PAUSED"
+    fails.clear()
+    later(world, holder, 1)
+    heard = [e["length"]["batches"] for e in events(world) if "length" in e]
+    assert heard == [30, 60, 90]
+
+
+def test_a_trial_is_fresh_until_its_news_are_passed_on_whoever_has_looked(tmp_path: Path) -> None:
+    built, now = Builder(tmp_path / "digits-7f3a"), [0.0]
+    trial, sight = built.trial(), Sight(built.paths, lambda: now[0])
+
+    def look() -> bool:
+        now[0] += 15
+        sight.begin()
+        return sight.trial(1).fresh
+
+    assert [look() for _ in range(4)] == [True] * 4
+    sight.learnt(1)
+    assert not look()
+    trial.attempt()
+    assert look()
+    # a control is written in this turn, which reads the trial again, and takes its time over it
+    sight.learnt(1)
+    sight.forget(1)
+    now[0] += 2 * freshness.TICK_S
+    assert sight.trial(1).fresh
+    assert look() and look()
+    sight.learnt(1)
+    assert not look()
+
+
+def test_how_a_trial_ended_is_told_by_the_reading_that_showed_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its verdict is not asked for again: a released claim after it has none."""
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    play, holder, [worker] = begun(world)
+    play.finish(play.claim(worker))
+    real = Verdict.read
+    read: list[Path] = []
+    monkeypatch.setattr(Verdict, "read", lambda path: read.append(path) or real(path))
+    assert advance(world.paths, holder).closed
+    assert len(read) == len({*read}) == 1
+    [end] = [e for e in events(world) if e["kind"] == "segment_end"]
+    assert end["reason"] == "target"
 
 
 def test_what_an_attempt_writes_while_a_turn_looks_at_it_is_heard_before_its_end(

@@ -202,7 +202,11 @@ def test_killed_within_a_window_and_resumed_with_other_ranks_it_ends_with_the_bi
     )
     [checks] = [line["checks"] for line in attempt.lines() if "checks" in line]
     assert {one["code"] for one in checks} >= {"G101", "G108", "G109", "G110", "G114", "G115"}
-    assert {one["outcome"] for one in checks} == {"passed"}
+    outcomes = {one["code"]: one["outcome"] for one in checks}
+    always = ("G101", "G108", "G109", "G110", "G114", "G115", "G118", "G119")
+    assert {outcomes[code] for code in always} == {"passed"}
+    # no source has a chain, the kill has lost steps; what takes long is not always measured
+    assert set(outcomes.values()) <= {"passed", "recorded", "unknown"}
 
 
 @pytest.mark.parametrize(

@@ -207,22 +207,22 @@ def test_mixed_precision_is_no_wrong_routing() -> None:
         probes.as_the_oracle(one)
 
 
-def only(one: Probe, number: int) -> list[str]:
-    """The codes that the first ``number`` probes, and that probe alone, refuse with."""
-    found = []
-    for place, tried in enumerate(probes.ALL):
+def only(one: Probe, wanted: Callable[[Probe], None]) -> list[str]:
+    """What each probe that refuses says; ``wanted`` must be among them."""
+    found = {}
+    for tried in probes.ALL:
         try:
             tried(one)
         except HpcdetError as error:
-            found.append(f"{place}: {error}")
-    assert any(text.startswith(str(number)) for text in found), found
+            found[tried.__name__] = f"{tried.__name__}: {error}"
+    assert wanted.__name__ in found, found
     with pytest.raises(HpcdetError):
         probes.check(one)
-    return found
+    return [*found.values()]
 
 
 def test_rows_that_are_centred_by_hand_are_found_and_the_module_named() -> None:
-    found = only(probe(Net(lambda x: x - x.mean(0))), 0)
+    found = only(probe(Net(lambda x: x - x.mean(0))), probes.rows_are_apart)
     assert "P07: the model (Net)" in found[0]
 
 
@@ -231,16 +231,16 @@ def test_a_forced_batch_norm_is_found_and_named() -> None:
     one = probe(model)
     model.middle._forward_pre_hooks.clear()  # which would refuse it by its class
     model.middle.train()
-    found = only(one, 0)
+    found = only(one, probes.rows_are_apart)
     assert "P07: middle (BatchNorm1d)" in found[0]
 
 
 def test_a_capacity_of_experts_is_found() -> None:
-    assert "P07: middle (Capacity)" in only(probe(Net(Capacity())), 0)[0]
+    assert "P07: middle (Capacity)" in only(probe(Net(Capacity())), probes.rows_are_apart)[0]
 
 
 def test_rows_that_a_model_gives_back_in_another_order_are_found() -> None:
-    assert "P07" in only(probe(Net(lambda x: x.flip(0))), 0)[0]
+    assert "P07" in only(probe(Net(lambda x: x.flip(0))), probes.rows_are_apart)[0]
 
 
 def test_packed_documents_without_a_mask_are_found_and_spared_with_one() -> None:
@@ -253,20 +253,23 @@ def test_packed_documents_without_a_mask_are_found_and_spared_with_one() -> None
         )
 
     model, x, y = words(packed=True)
-    assert "P07: block.self_attn" in only(probe(model, loss, codes=codes, inputs=x, labels=y), 0)[0]
+    assert (
+        "P07: block.self_attn"
+        in only(probe(model, loss, codes=codes, inputs=x, labels=y), probes.rows_are_apart)[0]
+    )
     model, x, y = words()
     probes.check(probe(model, loss, codes=codes, inputs=x, labels=y))
 
 
 def test_rows_in_another_order_inside_are_found() -> None:
-    found = only(probe(Net(Sorted())), 1)
+    found = only(probe(Net(Sorted())), probes.rows_are_the_batch)
     assert any("P12: the rows of middle.inner (Linear)" in text for text in found)
 
 
 def test_positions_that_belong_to_no_row_are_found_where_their_number_fits() -> None:
     model, _, _ = words(expand=False)
     x, y = torch.randint(0, 20, (ROWS, ROWS)), torch.randint(0, 3, (ROWS, ROWS))
-    found = only(probe(model, of_tokens, inputs=x, labels=y), 1)
+    found = only(probe(model, of_tokens, inputs=x, labels=y), probes.rows_are_the_batch)
     assert any("P12: the rows of places (Embedding)" in text for text in found)
 
 
@@ -275,7 +278,7 @@ def test_a_contrastive_loss_is_found() -> None:
         y = functional.normalize(model(batch[0]), dim=1)
         return functional.cross_entropy(y @ y.T * 5, torch.arange(len(y)).roll(1))
 
-    assert any("P13" in text for text in only(probe(Net(), loss), 2))
+    assert any("P13" in text for text in only(probe(Net(), loss), probes.loss_is_apart))
 
 
 def test_a_contrastive_loss_per_row_is_found_by_its_rows() -> None:
@@ -283,7 +286,7 @@ def test_a_contrastive_loss_per_row_is_found_by_its_rows() -> None:
         y = model(batch[0])
         return functional.cross_entropy(y @ y.T, torch.arange(len(y)), reduction="none")
 
-    assert "P07" in only(probe(Net(), loss), 0)[0]
+    assert "P07" in only(probe(Net(), loss), probes.rows_are_apart)[0]
 
 
 def test_a_loss_that_mixes_rows_by_steps_is_found() -> None:
@@ -292,7 +295,7 @@ def test_a_loss_that_mixes_rows_by_steps_is_found() -> None:
         best: torch.Tensor = y.max(dim=0).values.sum()  # has no second derivative
         return best
 
-    assert any("P13" in text for text in only(probe(Net(), loss), 2))
+    assert any("P13" in text for text in only(probe(Net(), loss), probes.loss_is_apart))
 
 
 def test_a_loss_whose_own_backward_mixes_rows_is_found() -> None:
@@ -312,7 +315,7 @@ def test_a_loss_whose_own_backward_mixes_rows_is_found() -> None:
         found: torch.Tensor = Centred.apply(model(batch[0]))
         return found
 
-    assert any("P13" in text for text in only(probe(Net(), loss), 2))
+    assert any("P13" in text for text in only(probe(Net(), loss), probes.loss_is_apart))
 
 
 def test_a_part_of_the_loss_that_a_model_computes_over_the_batch_is_found() -> None:
@@ -328,7 +331,7 @@ def test_a_part_of_the_loss_that_a_model_computes_over_the_batch_is_found() -> N
 
     assert any(
         "P13: a part of the loss that is of no row" in text
-        for text in only(probe(Balanced(), loss), 2)
+        for text in only(probe(Balanced(), loss), probes.loss_is_apart)
     )
 
 
@@ -352,7 +355,10 @@ def test_a_loss_that_the_model_computes_itself_is_probed_by_its_outputs(mixes: b
     model = Losing()
     model.mixes = mixes
     if mixes:
-        assert any("P13: the loss of rows" in text for text in only(probe(model, loss), 2))
+        assert any(
+            "P13: the loss of rows" in text
+            for text in only(probe(model, loss), probes.loss_is_apart)
+        )
     else:
         probes.check(probe(model, loss))
 
@@ -363,7 +369,7 @@ def test_a_weight_penalty_in_the_loss_is_found() -> None:
             cross_entropy(model, batch) + 1e-3 * model.get_parameter("first.weight").square().sum()
         )
 
-    found = only(probe(Net(), loss), 3)
+    found = only(probe(Net(), loss), probes.denied_stay)
     assert any("G123: source b changes first.weight, in first" in text for text in found)
     assert any("P13: a part of the loss" in text for text in found)
 
@@ -373,7 +379,10 @@ def test_a_weight_that_is_used_outside_of_its_module_is_found() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(functional.linear(x, self.first.weight))
 
-    assert any("G123: source b changes first.weight" in text for text in only(probe(Tied()), 3))
+    assert any(
+        "G123: source b changes first.weight" in text
+        for text in only(probe(Tied()), probes.denied_stay)
+    )
 
 
 def test_a_model_that_gives_its_loss_alone_is_refused() -> None:
@@ -381,7 +390,7 @@ def test_a_model_that_gives_its_loss_alone_is_refused() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x).square().mean()
 
-    found = only(probe(Whole(), lambda model, batch: model(batch[0])), 1)
+    found = only(probe(Whole(), lambda model, batch: model(batch[0])), probes.rows_are_the_batch)
     assert any("P12: the model gives no value per row" in text for text in found)
 
 
@@ -390,7 +399,7 @@ def test_a_router_that_does_not_route_is_found(wrong: str, monkeypatch: pytest.M
     one = probe(Net())
     if wrong == "no mask":
         one.router.off = True
-        assert any(text.startswith("3") for text in only(one, 4))
+        assert any(text.startswith("denied_stay") for text in only(one, probes.as_the_oracle))
         return
     check = Route.check
 
@@ -400,4 +409,4 @@ def test_a_router_that_does_not_route_is_found(wrong: str, monkeypatch: pytest.M
         return rows
 
     monkeypatch.setattr(Route, "check", unscaled)
-    assert "G123: routed gradients are not" in only(one, 4)[0]
+    assert "G123: routed gradients are not" in only(one, probes.as_the_oracle)[0]

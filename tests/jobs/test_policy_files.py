@@ -16,12 +16,13 @@ from hpcdet import site as sites
 from hpcdet.config import api as config
 from hpcdet.config.policy.policy_file import read_policy
 from hpcdet.errors import ConfigError
-from hpcdet.jobs.create import create
-from hpcdet.policy import experiment_policy
+from hpcdet.jobs.create import begin_from, create
+from hpcdet.policy import experiment_policy, twins
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import GOVERNANCE_KEYS, Governance
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.trials.parents import Donation
 from tests.config.test_policies import POLICY
 
 CONFIG = """\
@@ -87,6 +88,58 @@ def test_keys_that_are_not_given_are_drawn_and_stand_in_one_private_file(model: 
     assert [everywhere.count(key.encode()) for key in keys] == [1, 1]
     other = made(model)
     assert experiment_policy.key(other, named(other), "twin_key") not in keys
+
+
+def test_a_submission_commits_to_the_key_of_twins(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert named(made(model)).commitment == ""  # the policy asks for none
+    policy = model / "rules" / "p.yaml"
+    policy.write_text(policy.read_text() + "memorization: {twins: {pairs: 5}}\n")
+    paths = made(model)
+    key = experiment_policy.key(paths, named(paths), "twin_key")
+    assert twins.reveals(key.encode(), named(paths).commitment)
+    assert named(made(model)).commitment != named(paths).commitment
+    text = f"{CONFIG}governance: {{policy: rules/p.yaml, twin_key: {{env: TWIN}}}}\n"
+    for value, says in ((None, "TWIN is not set"), ("short", "has 5 bytes")):
+        if value is not None:
+            monkeypatch.setenv("TWIN", value)
+        with pytest.raises(PolicyRefused, match=f"P10: .*{says}"):
+            made(model, text=text)
+    monkeypatch.setenv("TWIN", "0123456789abcdef")
+    assert twins.reveals(b"0123456789abcdef", named(made(model, text=text)).commitment)
+
+
+@pytest.mark.parametrize("mode", ["prune", "stop", "warn"])
+def test_weights_that_may_have_seen_the_twins_are_refused_where_a_gate_judges_them(
+    model: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    policy = model / "rules" / "p.yaml"
+    policy.write_text(
+        f"{policy.read_text()}memorization: {{twins: {{pairs: 5}}, on_violation: {mode}}}\n"
+    )
+    monkeypatch.setenv("TWIN", "0123456789abcdef")
+    text = f"{CONFIG}governance: {{policy: rules/p.yaml, twin_key: {{env: TWIN}}}}\n"
+    wanted = loaded(model, text).policy
+    assert wanted is not None
+    own = twins.commitment(b"0123456789abcdef")
+    resolved = {"governance": {"commitment": own}}
+
+    compiled = wanted.compiled
+
+    def begin(meta: dict[str, Any]) -> None:
+        donation = Donation(model, 4, {"meta": meta})
+        begin_from.refuse_other_twins(resolved, donation, compiled)
+
+    begin({"governance": {"twins": {"commitment": own, "void": ""}}})
+    others = [{"commitment": "sha256:11", "void": ""}, {"commitment": own, "void": "seen"}]
+    metas: list[dict[str, Any]] = [{}, *({"governance": {"twins": one}} for one in others)]
+    for meta in metas:
+        if mode == "warn":
+            begin(meta)
+            continue
+        with pytest.raises(ConfigError, match=r"searcher.begin_from: its weights may have seen"):
+            begin(meta)
 
 
 def test_references_to_keys_stay_and_are_followed_where_they_are_needed(

@@ -390,9 +390,41 @@ def test_an_earlier_attempt_that_is_cut_or_goes_on_is_found(tmp_path: Path) -> N
     path.write_bytes(b"".join(lines[: kept.seq]))
     assert bad(found(tmp_path, 2)) == (2, 0, "G105")
     path.write_bytes(b"".join(lines[: kept.seq + 2]))  # behind what is accepted
-    assert bad(found(tmp_path, 2)) == (2, 1, "G106")
+    assert bad(found(tmp_path, 2)) == (2, 1, "G105")
     path.unlink()
     assert bad(found(tmp_path, 2)) == (2, 0, "G105")
+    path.write_bytes(data)
+    assert bad(found(tmp_path, 2)) is None
+
+
+def test_what_a_lost_attempt_still_writes_is_no_fault_of_the_next(tmp_path: Path) -> None:
+    with begun(tmp_path) as lost:
+        lost.policy(0, POLICY)
+        kept = trained(lost, 0, 5)
+        trained(lost, 5, 8)
+        with begun(tmp_path, 2, accepts=kept) as writer:
+            trained(writer, 5, 9)
+            trained(lost, 8, 11)
+    result = found(tmp_path, 2)
+    assert bad(result) is None
+    assert sum(LedgerExposure.of(result.counting()).units[POLICY.digest].values()) == 9 * 6
+
+
+def test_a_tail_that_a_power_failure_damaged_does_not_stop_what_goes_on_before_it(
+    tmp_path: Path,
+) -> None:
+    kept = crashed(tmp_path)
+    path = path_of(tmp_path, 1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[-1] = b"\0" * (len(lines[-1]) - 1) + b"\n"
+    path.write_bytes(b"".join(lines))
+    assert bad(found(tmp_path)) == (1, len(lines) - 1, "G104")
+    with begun(tmp_path, 2, accepts=kept) as writer:
+        trained(writer, 5, 9)
+    assert bad(found(tmp_path, 2)) is None
+    lines[kept.seq + 1] = b"\0\n"  # later, and not by the failure
+    path.write_bytes(b"".join(lines))
+    assert bad(found(tmp_path, 2)) == (1, kept.seq + 1, "G104")
 
 
 def test_a_ledger_of_another_attempt(tmp_path: Path) -> None:

@@ -201,13 +201,15 @@ def test_records_are_found_by_their_index(
     assert found.records is not None
     assert found.records.count == len(wanted)
     assert manifests.verify_records(found.records, digests) == ""
-    everywhere = range(len(wanted))
-    assert manifests.spot_check(found, digests, wanted.__getitem__, everywhere) == []
-    wrong = manifests.spot_check(found, digests, lambda at: wanted[at] + b"!" * (at == 1), [0, 1])
+    everywhere, count = range(len(wanted)), len(wanted)
+    assert manifests.spot_check(found.source, count, digests, wanted.__getitem__, everywhere) == []
+    wrong = manifests.spot_check(
+        found.source, count, digests, lambda at: wanted[at] + b"!" * (at == 1), [0, 1]
+    )
     assert wrong == ["record 1 of s is not what was listed"]
     for index in (-1, len(wanted)):
         with pytest.raises(GovernanceBroken, match=f"record {index} is none"):
-            manifests.spot_check(found, digests, wanted.__getitem__, [index])
+            manifests.spot_check(found.source, count, digests, wanted.__getitem__, [index])
 
 
 def test_record_digests_are_what_was_written(folder: Path, tmp_path: Path) -> None:

@@ -195,6 +195,19 @@ def test_losses_that_are_no_numbers_prove_nothing() -> None:
         assert found.p == 1 and not found.violated
         low, high = found.bounds()
         assert -1 <= low <= high <= 1
+    judged = twins.judge([1.0, math.nan], [2.0, 1.0], 0.05, 0.2)
+    assert math.isnan(judged.advantage) and math.isnan(judged.tpr)
+    judged = twins.judge([1.0, math.inf], [2.0, math.inf], 0.05, 0.2)
+    assert judged.undecided == 1 and math.isnan(judged.tpr)
+
+
+def test_the_losses_of_both_members_are_judged() -> None:
+    outside, lower = np.arange(200.0), np.arange(200.0) - 1.5
+    judged = twins.judge(lower, outside, 0.05, 0.2)
+    assert (judged.wins, judged.losses) == (200, 0)
+    assert judged.tpr == np.mean(lower < 2)  # two of 200 withheld ones are below 2: 1 %
+    assert judged.power() == judged.power(0.4) == twins.power(200, 0.4, 0.05, 0.2)
+    assert twins.judge([0.0], [1.0], 0.05, 0.9).power() == twins.power(1, 1.0, 0.05, 0.9)
 
 
 def test_bounds_hold_as_often_as_they_say() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from hypothesis import HealthCheck, example, given, settings
 
 from hpcdet.errors import Unavailable
 from hpcdet.read.experiment import series
-from hpcdet.read.index import database, tables, updating
+from hpcdet.read.experiment.gather import GatheredTrial
+from hpcdet.read.index import already_read, database, tables, updating
 from hpcdet.read.views import views
 from hpcdet.store.fs import freshness, journal
 from hpcdet.store.fs.mounts import of
@@ -130,6 +132,31 @@ def test_an_update_reads_what_is_new_and_nothing_else(
 
 
 # -- where it is -------------------------------------------------------------------------
+
+
+def test_what_is_written_during_an_update_is_in_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file server's clock is minutes late, so that what was just written looks settled."""
+    play, real = Play(tmp_path), already_read.remember
+    paths, trial = play.built.paths, play.trials[-1]
+
+    def remember(seen: GatheredTrial) -> str:
+        text = real(seen)  # all of it has been read
+        if len(trial.paths.attempts()) == 1:
+            trial.attempt()
+        for folder, _, names in os.walk(trial.paths.root):
+            for path in (folder, *(os.path.join(folder, name) for name in names)):
+                os.utime(path, (time.time() - 300, time.time() - 300))
+        return text
+
+    database.update(paths)
+    monkeypatch.setattr(already_read, "remember", remember)
+    trial.control("pause")
+    for _ in range(2):
+        database.update(paths)
+    database.snapshot(paths, tmp_path / "fresh.sqlite")
+    assert everything(paths.index) == everything(tmp_path / "fresh.sqlite")
 
 
 def test_it_is_written_on_a_disk_of_this_host_and_carried_on_by_another(

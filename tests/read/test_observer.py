@@ -49,7 +49,7 @@ class Observers:
         paths = self.play.built.paths
         for trial in paths.trials():
             holds = _known(standing.standing(trial))
-            assert _known(self.outlook.standing(trial.number)) == holds
+            assert _known(self.outlook.trial(trial.number).standing) == holds
             assert _known(self.sight.trial(trial.number).standing) == holds
         seen = self.memory.look()
         for view in (views.trials, views.attempts, views.checkpoints, views.events, views.jobs):
@@ -121,6 +121,35 @@ def test_what_has_just_changed_is_read_again_though_its_server_is_behind(tmp_pat
     now[0] += 2 * freshness.TICK_S
     seen.refresh()
     assert seen.value == ["a", "b"]
+
+
+def test_what_is_written_during_a_reading_looks_new_to_the_next_one(tmp_path: Path) -> None:
+    """The server's clock is minutes late, so that what was just written looks settled."""
+    now, late = [100.0], time.time() - 1000
+    during: list[str] = []
+
+    def put(name: str) -> None:
+        (tmp_path / name).touch()
+        os.utime(tmp_path, (late + now[0], late + now[0]))
+
+    def names() -> list[str]:
+        found = sorted(os.listdir(tmp_path))
+        for name in during:
+            put(name)
+        during.clear()
+        return found
+
+    put("a")
+    seen = freshness.Watched(names, lambda _: (str(tmp_path),), lambda: now[0], may_rest=True)
+    for _ in range(2):
+        now[0] += 1
+        seen.refresh()
+    put("b")
+    during.append("c")
+    for expected in (["a", "b"], ["a", "b", "c"]):
+        now[0] += 1
+        assert seen.refresh()
+        assert seen.value == expected
 
 
 def test_what_was_read_together_is_not_read_again_together() -> None:

@@ -57,7 +57,9 @@ ACTS = {
 
 ELSEWHERE = {
     *("fork", "ckpt.digest", "ckpt.verify"),
-    *("policy.report", "policy.impact", "data.verify", "data.chain.show"),
+    *("policy.report", "policy.impact", "policy.export", "policy.reveal"),
+    *("policy.keygen", "policy.sign", "policy.change", "policy.override"),
+    *("data.verify", "data.chain.show"),
     *("ledger.verify", "ledger.show", "ledger.query"),
 }
 ELSEWHERE |= {f"policy.{verb}" for verb in ("check", "compile", "diff", "ls", "show")}

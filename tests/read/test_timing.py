@@ -22,7 +22,7 @@ from hpcdet.errors import UsageError
 from hpcdet.read import report
 from hpcdet.read.experiment import series, timing
 from hpcdet.read.experiment.gather import gather
-from hpcdet.read.report import steps
+from hpcdet.read.report import step_phases
 from hpcdet.read.views import efficiency, views
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.fs import journal
@@ -560,6 +560,6 @@ def test_the_report_shows_phases_and_stragglers(measured: Builder) -> None:
 def test_each_phase_has_a_colour_of_its_own() -> None:
     style = (TOP / "templates" / "report" / "style.css").read_text()
     fills = dict(re.findall(r"\.f(\d) \{ fill: var\(--(\w+)\)", style))
-    assert len(fills) == steps.COLOURS >= len(timing.PHASES)
+    assert len(fills) == step_phases.COLOURS >= len(timing.PHASES)
     colours = dict(re.findall(r"--(\w+): (#\w+)", style.partition("@media")[0]))
     assert len({colours[name] for name in fills.values()}) == len(fills)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpcdet.errors import NotFound
+from hpcdet.errors import IntegrityError, NotFound
 from hpcdet.read.experiment import gather, series, states
 from hpcdet.read.index import database
 from hpcdet.read.index.tables import TABLES
-from hpcdet.read.lookup import find
+from hpcdet.read.lookup import find, lineage
 from hpcdet.read.views import views
 from hpcdet.read.views.items import encode
 from hpcdet.read.views.trials import BestView
@@ -24,6 +25,7 @@ from hpcdet.search.api import codec
 from hpcdet.search.api import events as api
 from hpcdet.store.decisions import lease
 from hpcdet.store.folder import records
+from hpcdet.store.fs import beat_age, files
 from hpcdet.store.trials.controls import BY_USER
 from hpcdet.units import Length
 from tests.builders import Builder, put, sweep
@@ -160,6 +162,43 @@ def test_health_tells_waiting_from_abandoned(tmp_path: Path) -> None:
     assert health(later_s=10 * states.FRESH_S) == "stalled"
     built.close()
     assert health(later_s=10 * states.FRESH_S) == "ok"
+
+
+@pytest.mark.parametrize("ahead_s", [-600, 600])
+def test_who_lives_is_seen_alive_whatever_the_clock_of_the_file_server(
+    tmp_path: Path, ahead_s: float
+) -> None:
+    """And who is dead is not alive for longer, because the files are from the future."""
+    built, now = Builder(tmp_path / "digits-7f3a"), time.time()
+    built.worker()
+    beat, term = built.paths.worker(1, 0, 0).beat, lease.beat_path(built.paths, 1)
+
+    def health(silent_s: float) -> tuple[str, float | None]:
+        at = datetime.fromtimestamp(now - silent_s, UTC).isoformat()
+        beat.write_bytes(files.canonical({"at": at}))
+        put(built.paths.term(1), lease.Term(1, "worker", "n1", 1, at))
+        put(term, lease.Beat("ab", at=at))
+        stamped = now - silent_s + ahead_s
+        for path in (beat, term, built.paths.term(1)):
+            os.utime(path, (stamped, stamped))
+        gathered = gather.gather(built.paths)
+        assert states.leaving(gathered) is (silent_s < states.FRESH_S)
+        found = states.health(gathered, now)
+        return found["health"], found["last_turn_s"]
+
+    assert health(30) == ("ok", 30)
+    assert health(2 * states.FRESH_S) == ("stalled", 2 * states.FRESH_S)
+
+
+def test_a_beat_whose_clocks_are_both_ahead_is_new(tmp_path: Path) -> None:
+    beat = tmp_path / "beat.json"
+    assert beat_age.age_s(beat) is None
+    beat.write_bytes(b'{"at": "2026-03-01T12:00:00Z"}')
+    assert beat_age.age_s(beat, beat.stat().st_mtime + 5) == pytest.approx(5)
+    assert beat_age.age_s(beat, 0.0) == 0
+    for damaged in (b"", b"[1]", b'{"at": 7}', b'{"at": "2026-03-01T12:00:00"}', b"{" * 100_000):
+        beat.write_bytes(damaged)
+        assert beat_age.age_s(beat, beat.stat().st_mtime + 5) == pytest.approx(5)
 
 
 def test_a_requeued_task_that_waits_for_long_is_no_stall(tmp_path: Path) -> None:
@@ -446,3 +485,30 @@ def test_trials_are_looked_up_not_searched_for(
     for trial in range(1, 41):
         assert views.attempts(gathered, trial) == []
     assert len(asked) == 40 and gathered.trial(41) is None
+
+
+# -- files that hpcdet never writes ------------------------------------------------------------
+
+
+def test_a_link_to_itself_hides_no_experiment(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    assert [one.id for one in find.experiments(tmp_path)] == [built.paths.id]
+    assert find.experiment("@last", tmp_path).id == built.paths.id
+    with pytest.raises(NotFound):
+        find.experiment("loop", tmp_path)
+
+
+def test_trials_that_are_each_others_parents_end_no_search_for_the_first(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    origin = {"units": {"batches": 100}, "checkpoint": "00000100.g1", "root": "r"}
+    for number, parent in ((1, 2), (2, 1)):
+        built.trial()
+        put(
+            built.paths.trial(number).record,
+            records.Trial(number, {}, 7, parent=f"{parent}@100 batches", origin=origin),
+        )
+    with pytest.raises(IntegrityError, match="its own ancestor"):
+        lineage.chain(gather.gather(built.paths), 1)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hpcdet.policy import governed_metrics as metrics
+from hpcdet.policy import twins
 from hpcdet.policy.compiled import CompiledPolicy, Coverage, DataSource, LayerGroup, Twins
 from hpcdet.policy.compiled import Memorization as Rules
 from hpcdet.policy.twins import TwinVerdict, alpha_now
@@ -38,8 +39,8 @@ def gate(mode: str) -> list[dict[str, Any]]:
     return [{"metric": "gov.memorization", "upper": 0.2, "mode": mode, "origin": "policy"}]
 
 
-def governed(**twins: TwinVerdict) -> dict[str, float]:
-    return {"gov.coverage": 1.0, "gov.violations": 0, **metrics.memorization(twins)}
+def governed(**found: TwinVerdict) -> dict[str, float]:
+    return {"gov.coverage": 1.0, "gov.violations": 0, **metrics.memorization(found)}
 
 
 def twins_of(wins: int, pairs: int = 100, alpha: float = 6e-4) -> TwinVerdict:
@@ -94,6 +95,13 @@ def test_the_metrics_of_twins() -> None:
     assert found["gov.memorization"] == found["gov.advantage.b"] == pytest.approx(0.6)
     assert found["gov.pairs.a"] == 100 and found["gov.p.c"] > 0.5
     assert found["gov.bound.b"] == twins_of(80).bounds()[0]
+    judged = twins.judge([0.1] * 80 + [3.0] * 20, [1.0] * 100, 6e-4, 0.2)
+    assert metrics.memorization({"b": judged}) == {
+        name: value for name, value in found.items() if not name.endswith(("a", "c"))
+    } | {"gov.tpr.b": 0.8}
+    evidence = metrics.twin_evidence(found)
+    assert list(evidence) == ["a", "b", "c"] and evidence["b"].upper == twins_of(80).bounds()[1]
+    assert evidence["b"].power == twins_of(50).power(0.4) and evidence["b"].tpr is None
     unknown = TwinVerdict(9, 0, 0, 1, 6e-4, 0.2)
     found = metrics.memorization({"a": twins_of(80), "b": unknown})
     assert math.isnan(found["gov.memorization"]) and found["gov.p.b"] == 1
@@ -104,7 +112,7 @@ def test_evidence_names_the_sources_that_it_is_about() -> None:
     found = metrics.memorization({"b": twins_of(80), "a": twins_of(75), "c": twins_of(50)})
     said = metrics.evidence("gov.memorization", found)
     assert said.startswith("source b: advantage 0.6 of 100 pairs of twins, at least 0.4")
-    assert said.endswith("p 5.6e-10") and ";" not in said
+    assert said.endswith("p 5.6e-10, power 0.78, epsilon at least 0.96") and ";" not in said
     assert metrics.evidence("gov.coverage", found) == ""
     found = metrics.memorization({"a": TwinVerdict(0, 0, 0, 100, 6e-4, 0.2), "b": twins_of(80)})
     said = metrics.evidence("gov.memorization", found)
@@ -124,7 +132,8 @@ def test_a_memorizer_is_pruned_with_evidence_though_its_loss_is_the_best() -> No
     assert isinstance(stop := run.last[0], Stop)
     assert stop.why == (
         "constraint gov.memorization <= 0.2: gov.memorization is 0.5 (source notes: advantage 0.5"
-        " of 100 pairs of twins, at least 0.337 at a confidence of 0.95, p 2.8e-07)"
+        " of 100 pairs of twins, at least 0.337 and at most 0.64 at a confidence of 0.95, p"
+        " 2.8e-07, power 0.78, epsilon at least 0.7)"
     )
     honest = governed(notes=twins_of(56))
     assert run.report(2, 3, loss=0.5, **honest) == ["Pause 2"]

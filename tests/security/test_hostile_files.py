@@ -390,6 +390,7 @@ WITHOUT_THE_DOOR = {
     "cli/setup/templates.py": "templates of the installation or of the site",
     "control/daemon.py": "the pipe of the process that it starts",
     "control/leader/daemon_registry.py": "the kernel's boot id",
+    "read/exports/signed_model.py": "the file that its library has just written",
     "read/report/__init__.py": "the style of the installation",
     "store/fs/mounts.py": "the kernel's table of mounts",
     "store/fs/yaml12.py": "a config that its user names, which may be a pipe",

@@ -100,6 +100,7 @@ class Trap:
             "value": ["random"],
             "shell": ["bash"],
             "step": [],
+            "form": ["training-content"],
             "topic": ["ids"],
             "words": [root, "budget.slot_hours=1"],
         }

@@ -28,7 +28,7 @@ from hpcdet.store.cost.budget import (
 from hpcdet.store.cost.spending import Spending
 from hpcdet.store.folder.layout import AttemptPaths, TrialPaths
 from hpcdet.store.folder.records import Charges, Claim, End
-from hpcdet.store.fs import files, packed
+from hpcdet.store.fs import files, freshness, packed
 from hpcdet.store.trials import observer
 from hpcdet.store.trials.standing import standing
 from hpcdet.worker.allocation.time_left import of_attempt
@@ -275,7 +275,7 @@ def test_a_claim_reads_what_may_have_changed_and_not_every_trial(
     world = _world(tmp_path, 6, slot_hours=10)
     holder = world.holder()
     advance(world.paths, holder)
-    read, hidden = list[int](), set[int]()
+    read, hidden, now = list[int](), set[int](), [0.0]
     real = TrialPaths.numbers
 
     def numbers(trial: TrialPaths) -> list[int]:
@@ -297,7 +297,9 @@ def test_a_claim_reads_what_may_have_changed_and_not_every_trial(
     monkeypatch.setattr(observer, "A_ROUND", 6)
     monkeypatch.setattr(TrialPaths, "numbers", numbers)
     one = begin(1)
-    spending = Spending(world.paths, world.resolved)
+    # no time passes, so that what was just read may have changed within a tick of the clock of
+    # files: however slow this machine is, it is read again
+    spending = Spending(world.paths, world.resolved, clock=lambda: now[0])
     assert looked() == (1, [1, 2, 3, 4, 5, 6])
     monkeypatch.setattr(observer, "A_ROUND", 2)
     seen = [looked() for _ in range(6)]
@@ -319,6 +321,10 @@ def test_a_claim_reads_what_may_have_changed_and_not_every_trial(
     commands.ask(world.paths, "set", max_concurrent_trials=5)
     advance(world.paths, holder)
     assert looked() == (4, [1, 2, 3, 4, 5, 6]), "before, perhaps nobody took numbers"
+    monkeypatch.setattr(observer, "A_ROUND", 6)
+    now[0] += 2 * freshness.TICK_S
+    assert looked() == (4, [1, 2, 3, 4, 5, 6]), "each once more, a tick later"
+    assert looked() == (4, []), "and then none that looks as before"
 
 
 def test_a_worker_claims_within_budget_and_limit(tmp_path: Path) -> None:

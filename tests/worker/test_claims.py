@@ -236,7 +236,7 @@ def test_trials_that_stand_as_before_are_not_read_again(
         read.clear()
         now[0] += seconds
         seen.begin()
-        return [seen.standing(trial.number).state for trial in paths.trials()]
+        return [seen.trial(trial.number).standing.state for trial in paths.trials()]
 
     monkeypatch.setattr(TrialPaths, "numbers", numbers)
     monkeypatch.setattr(observer, "A_ROUND", 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from hpcdet.read.views import timeline
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, WorkerClaim, WorkerEnd
-from hpcdet.store.fs import files, journal
-from hpcdet.store.trials.standing import standing
+from hpcdet.store.fs import files, freshness, journal, packed
+from hpcdet.store.trials.standing import TrialFiles
 from hpcdet.units import Length
 from hpcdet.worker.allocation.fitting import AttemptPace, Fitting, measure
 from hpcdet.worker.allocation.time_left import Remaining
 from hpcdet.worker.claims import claims
-from tests.builders import Builder, at, put
+from hpcdet.worker.claims.claimable import Outlook
+from tests.builders import Builder, TrialBuilder, at, put
 from tests.commands import Cli
 from tests.worker.test_claims import at_work
 
@@ -76,7 +78,7 @@ def test_what_does_not_fit_is_passed_over_for_what_does(built: Builder) -> None:
     tight = fitting(built, 60, noted)
 
     def fits(which: Fitting) -> list[bool]:
-        return [which.fits(each.paths, standing(each.paths)) for each in (far, near, new)]
+        return [which.fits(TrialFiles(each.paths)) for each in (far, near, new)]
 
     # the far one needs 30 to begin, 32 to be worth it, 10 to leave; of the new one nobody knows
     assert fits(tight) == fits(tight) == [False, True, True]
@@ -94,6 +96,49 @@ def test_what_does_not_fit_is_passed_over_for_what_does(built: Builder) -> None:
     assert taken is not None and (taken.trial, taken.number) == (2, 2)
 
 
+def test_whether_trials_fit_is_asked_of_one_reading_of_their_files(
+    built: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials, now = [built.trial() for _ in range(3)], [0.0]
+    for trial in trials:
+        attempt(built, trial).end("preempted")
+    me, here = built.paths.worker(1, 0, 0), Allocation("1", ("n1",))
+    WorkerClaim("1", "n1", 1).write_once(me.claim)
+    tight, outlook = fitting(built, 60, []), Outlook(built.paths, lambda: now[0])
+    opened: list[Path] = []
+    real = packed.open_file
+    monkeypatch.setattr(packed, "open_file", lambda path: opened.append(path) or real(path))
+
+    def look(fits: Callable[[TrialFiles], bool]) -> int:
+        now[0] += 2 * freshness.TICK_S
+        tight.passed_over.clear()
+        opened.clear()
+        assert claims.next_attempt(built.paths, me, here, None, fits, outlook) is None
+        return len(opened)
+
+    assert look(tight.fits) > 0 and look(tight.fits) > 0
+    assert look(tight.fits) == 0 and tight.passed_over == {1, 2, 3}
+    actions = list[tuple[str, str]]()
+
+    def fits(found: TrialFiles) -> bool:
+        assert found.control is not None
+        actions.append((found.standing.state, found.control.action))
+        return False
+
+    trials[0].control("pause")
+    assert look(fits) > 0
+    assert actions == [("runnable", "run")] * 2, "what is paused is not asked for"
+
+    def late(found: TrialFiles) -> bool:
+        TrialBuilder(built, found.paths).control("pause")  # after it was read
+        return fits(found)
+
+    actions.clear()
+    look(late)
+    assert actions == [("runnable", "run")] * 2, "both are of one moment"
+    assert look(fits) > 0 and len(actions) == 2, "and then it is seen"
+
+
 def test_epochs_are_counted_in_batches(built: Builder, tmp_path: Path) -> None:
     search = {"name": "single", "metric": "validation_loss", "max_length": {"epochs": 4}}
     other = Builder(tmp_path / "epochs-0001", searcher=search)
@@ -101,10 +146,9 @@ def test_epochs_are_counted_in_batches(built: Builder, tmp_path: Path) -> None:
     attempt(other, trial).end("preempted")  # 3 of them in 60 batches
     trial.control("run", until=Length("epochs", 4))
     noted: list[dict[str, Any]] = []
-    stands = standing(trial.paths)
-    assert not fitting(other, 55, noted).fits(trial.paths, stands)
+    assert not fitting(other, 55, noted).fits(TrialFiles(trial.paths))
     assert noted[0]["useful_s"] == pytest.approx(20, abs=1)
-    assert fitting(other, 63, noted).fits(trial.paths, stands)
+    assert fitting(other, 63, noted).fits(TrialFiles(trial.paths))
 
 
 def test_a_worker_gives_an_allocation_back_in_which_nothing_fits(cli: Cli) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,13 +27,14 @@ def commit(
     folder: Path,
     everyone: Sequence[Report],
     content: Content,
-    meta: Mapping[str, Any],
+    meta: Callable[[str], Mapping[str, Any]],
     previous: str,
 ) -> dict[str, Any]:
     """Rank 0: make the folder a checkpoint.
 
     Args:
         content: what the shared state says.
+        meta: gives what is remembered beside the state, from the digest of its content.
 
     Returns:
         What ``Saved`` says of it.
@@ -68,14 +69,15 @@ def commit(
     digests = {name: digest for report in everyone for name, digest in report["shared"].items()}
     shared = digest(content(digests.__getitem__))
     private = tuple(report["private"] for report in everyone)
+    whole = state_digest(shared, private)
     made = Manifest(
         name=folder.name,
         world=len(everyone),
-        digest=state_digest(shared, private),
+        digest=whole,
         shared=shared,
         private=private,
         shards=shards,
-        meta=cast(ManifestMeta, {key: _json(value) for key, value in meta.items()}),
+        meta=cast(ManifestMeta, {key: _json(value) for key, value in meta(whole).items()}),
         prev_root=previous,
         schema=2 if everyone[0]["parts"] else 1,
     ).sealed()

@@ -27,6 +27,9 @@ from hpcdet.store.fs import files
 Exchange = Callable[[Any], list[Any]]
 """Gives a plain JSON value to all ranks and returns everyone's, in order of rank."""
 
+Attest = Callable[[str, Any], Mapping[str, Any]]
+"""Given the digest of a content, and what is to be remembered beside it, returns the latter."""
+
 _NONE: frozenset[str] = frozenset()
 
 
@@ -72,6 +75,7 @@ def save(  # noqa: PLR0913 - the parts of a checkpoint
     image: Image | None = None,
     frozen: Frozen | None = None,
     fence: Callable[[], None] = lambda: None,
+    attest: Attest | None = None,
 ) -> Saved:
     """Write a checkpoint; called by all ranks together, returns on all when it is durable.
 
@@ -89,6 +93,8 @@ def save(  # noqa: PLR0913 - the parts of a checkpoint
             default all is written.
         fence: called on rank 0 right before the commit; raises CheckpointFailed where there shall
             be none.
+        attest: called on rank 0 between the two, with the digest of the content and what is to be
+            remembered; returns what is remembered.
 
     Raises:
         StateError: the state cannot be saved (on each rank that has such a state).
@@ -118,7 +124,8 @@ def save(  # noqa: PLR0913 - the parts of a checkpoint
     if rank == 0:
         try:
             fence()
-            commit = committing.commit(folder, everyone, content, meta or {}, previous)
+            said = _attested(lambda: meta or {}, attest)
+            commit = committing.commit(folder, everyone, content, said, previous)
         except Exception as error:
             if not taken:
                 remove.folder(folder)
@@ -130,6 +137,12 @@ def save(  # noqa: PLR0913 - the parts of a checkpoint
         raise _failed(folder, commit["error"]) from failure
     seconds = time.monotonic() - start
     return Saved(folder.name, **commit, seconds=seconds, blocked_s=seconds)
+
+
+def _attested(
+    meta: Callable[[], Mapping[str, Any]], attest: Attest | None
+) -> Callable[[str], Mapping[str, Any]]:
+    return lambda digest: meta() if attest is None else attest(digest, meta())
 
 
 def _with_wholes(
@@ -228,6 +241,7 @@ def begin(  # noqa: PLR0913 - the parts of a checkpoint
     swap: Swap = sharded_digests.alone,
     frozen: Frozen | None = None,
     fence: Callable[[], None] = lambda: None,
+    attest: Attest | None = None,
     committed: Callable[[Saved], None] = lambda _: None,
     patience_s: float = PATIENCE_S,
 ) -> Saving:
@@ -237,7 +251,7 @@ def begin(  # noqa: PLR0913 - the parts of a checkpoint
     None may begin another checkpoint before this one is ``done`` on all.
 
     Args:
-        folder, shared, private, previous, frozen, fence: as for ``save``.
+        folder, shared, private, previous, frozen, fence, attest: as for ``save``.
         meta: gives what rank 0 wants to remember, when all but the manifest is there.
         committed: called on rank 0, by its thread, before the checkpoint is ``done``.
         image: memory to copy the state into; not to be used before this one is ``done``.
@@ -282,7 +296,8 @@ def begin(  # noqa: PLR0913 - the parts of a checkpoint
         everyone = reports.collect(folder, report, world, patience_s)
         try:
             fence()
-            commit = committing.commit(folder, everyone, content, meta(), previous)
+            said = _attested(meta, attest)
+            commit = committing.commit(folder, everyone, content, said, previous)
         except Exception:
             if not taken:
                 remove.folder(folder)

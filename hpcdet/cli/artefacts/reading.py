@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class CheckedView:
-    """What was found in a checkpoint."""
+    """The content of a checkpoint."""
 
     error: str
     """What is wrong; "" for nothing."""

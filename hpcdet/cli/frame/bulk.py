@@ -15,7 +15,7 @@ COLUMNS = (Column("ID", "id"), Column("OK", "ok"), Column("WHAT", "what", cut=Fa
 
 @dataclass(frozen=True)
 class ActionView:
-    """What a verb did to an experiment or trial."""
+    """The effect of a verb on an experiment or trial."""
 
     id: str
     """The experiment, trial or attempt."""

@@ -26,7 +26,7 @@ class CroissantFile:
 
 @dataclass(frozen=True)
 class Croissant:
-    """What a Croissant file says of a data set.
+    """A data set as a Croissant file describes it.
 
     Attributes:
         about: ``name`` and ``license``, where it says them.

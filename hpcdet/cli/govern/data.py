@@ -43,7 +43,7 @@ _CHECKED = (
 
 @dataclass(frozen=True)
 class DataProblemView:
-    """What is wrong with a manifest, its data or a chain."""
+    """A fault of a manifest, its data or a chain."""
 
     code: str
     """``G111``: it is not what was written; ``G112``: the source may not be used any more;
@@ -252,7 +252,7 @@ def _keys(policy: CompiledPolicy | None) -> list[str]:
 
 
 def _source(policy: CompiledPolicy | None, name: str) -> DataSource | None:
-    """Return what a policy says of a source.
+    """Return a source as a policy has it.
 
     Raises:
         UsageError: the policy does not have it.

@@ -44,6 +44,14 @@ _EXPOSED = (
     Column("EXAMPLES", "examples", right=True),
     Column("WEIGHT", lambda row: f"{row.weight:g}", right=True),
 )
+_TRAINED = (
+    Column("TRIAL", "trial", right=True),
+    Column("SOURCE", "source"),
+    Column("RECORD", "record", right=True),
+    Column("STEP", "step", right=True),
+    Column("EPOCH", "epoch", right=True),
+    Column("LAYERS", lambda row: ", ".join(row.layers), fold=True),
+)
 
 
 @dataclass(frozen=True)
@@ -95,17 +103,25 @@ class LedgerRecordView:
 
 
 @dataclass(frozen=True)
-class LayerExposureView:
-    """Examples of a source that a layer was permitted and exposed to learn from."""
+class LedgerAnswerView:
+    """What a ledger says of a layer (``--layer``), or of a record (``--record``)."""
 
     trial: int
     """Number of the trial."""
     source: str
     """The source."""
-    examples: int
-    """Its examples in batches that the layer may learn from, each time it was seen."""
-    weight: float
-    """The same times their weight in the policy."""
+    examples: int | None = None
+    """Of a layer: its examples in batches that the layer may learn from, each time it was seen."""
+    weight: float | None = None
+    """Of a layer: the same times their weight in the policy."""
+    record: int | None = None
+    """Of a record: its number in the source, from 0."""
+    step: int | None = None
+    """Of a record: batches trained before the one that had it."""
+    epoch: int | None = None
+    """Of a record: the epoch of that batch, from 0."""
+    layers: list[str] | None = None
+    """Of a record: the layers that it was permitted to change there."""
 
 
 @click.group("ledger", short_help="Verify, show and query the ledgers of governed trials.")
@@ -179,28 +195,68 @@ def show(out: Output, id: str, kind: str | None) -> None:
 
 @ledger_command.command("query")
 @id_argument()
-@click.option("--layer", required=True, help="A layer of the policy.")
-@output("ledger.query", LayerExposureView)
-def query(out: Output, id: str, layer: str) -> None:
-    """Sources that a layer was permitted and exposed to learn from; verifies first.
+@click.option("--layer", help="A layer of the policy.")
+@click.option("--record", metavar="SOURCE:N", help="A record: when it was trained.")
+@output("ledger.query", LedgerAnswerView)
+def query(out: Output, id: str, layer: str | None, record: str | None) -> None:
+    """What a layer may have learned from, or what a record may have changed; verifies first.
 
     \b
     Example: hpcdet ledger query digits-7f3a --layer head
+             hpcdet ledger query digits-7f3a --record pubmed:17
     """
-    rows: list[LayerExposureView] = []
+    if (layer is None) == (record is None):
+        raise UsageError("give one of --layer and --record", where="ledger query")
+    if record is not None:
+        out.emit(_of_record(id, record), _TRAINED, empty="no step had it")
+        return
+    assert layer is not None
+    rows: list[LedgerAnswerView] = []
     known: set[str] = set()
-    for trial, found in _ledgers(id):
-        if found.bad is not None:
-            where = str(trial.attempt(found.bad.attempt).ledger)
-            what = f"record {found.bad.seq}: {found.bad.what}"
-            raise GovernanceBroken(found.bad.code, what, where=where, hint="hpcdet ledger verify")
+    for trial, found in _sound(id):
         exposure = LedgerExposure.of(found.counting())
         known |= {name for _, layers, _ in exposure.matrices.values() for name in layers}
-        rows += [LayerExposureView(trial.number, *one) for one in exposure.of_layer(layer)]
+        rows += [LedgerAnswerView(trial.number, *one) for one in exposure.of_layer(layer)]
     if layer not in known:
         hint = f"its layers are {', '.join(sorted(known))}" if known else ""
         raise UsageError(f"the policy has no layer {layer}", where=id, hint=hint)
     out.emit(rows, _EXPOSED, empty="no source may change it")
+
+
+def _of_record(id: str, record: str) -> list[LedgerAnswerView]:
+    from hpcdet.read.lookup import trained_records
+
+    source, _, number = record.rpartition(":")
+    if not source or not number.isdecimal():
+        hint = "for example pubmed:17, the eighteenth record of pubmed"
+        raise UsageError(f"{record!r} is no SOURCE:N", where="--record", hint=hint)
+    return [
+        LedgerAnswerView(
+            trial.number,
+            source,
+            record=int(number),
+            step=one.step,
+            epoch=one.epoch,
+            layers=list(one.layers),
+        )
+        for trial, found in _sound(id)
+        for one in trained_records.trained(found, source, int(number))
+    ]
+
+
+def _sound(id: str) -> list[tuple[TrialPaths, VerifiedLedger]]:
+    """Ledgers that say what was written.
+
+    Raises:
+        GovernanceBroken: one does not.
+    """
+    found = _ledgers(id)
+    for trial, one in found:
+        if one.bad is not None:
+            where = str(trial.attempt(one.bad.attempt).ledger)
+            what = f"record {one.bad.seq}: {one.bad.what}"
+            raise GovernanceBroken(one.bad.code, what, where=where, hint="hpcdet ledger verify")
+    return found
 
 
 def _ledgers(id: str) -> list[tuple[TrialPaths, VerifiedLedger]]:

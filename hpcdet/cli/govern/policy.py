@@ -11,10 +11,14 @@ import click
 
 from hpcdet.cli.frame.output import Column, Output, output, table
 from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.govern.policy_change import change, override
+from hpcdet.cli.govern.policy_export import export
 from hpcdet.cli.govern.policy_impact import impact
 from hpcdet.cli.govern.policy_report import report
+from hpcdet.cli.govern.policy_reveal import reveal
+from hpcdet.cli.govern.policy_signing import keygen, sign
 from hpcdet.errors import NotFound
-from hpcdet.policy import weight_changes as changes
+from hpcdet.policy.changes import weight_changes as changes
 from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.read.views.items import OPTIONAL
 
@@ -138,7 +142,7 @@ class ShippedPolicyView:
     """Its file."""
 
 
-@click.group("policy", short_help="Check, compile, show, compare and report on policies.")
+@click.group("policy", short_help="Check, compare, sign, change and report on policies.")
 def policy_command() -> None:
     """Policies: which sources of data may change which layers of a model.
 
@@ -149,18 +153,47 @@ def policy_command() -> None:
 
 policy_command.add_command(report)
 policy_command.add_command(impact)
+policy_command.add_command(export)
+policy_command.add_command(reveal)
+policy_command.add_command(keygen)
+policy_command.add_command(sign)
+policy_command.add_command(change)
+policy_command.add_command(override)
 
 
 @policy_command.command("check")
 @click.argument("files", nargs=-1, required=True, metavar="FILE|NAME...")
+@click.option(
+    "--model-dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="FOLDER",
+    help="Where manifests and chains are looked for [the folder of FILE].",
+)
 @output("policy.check", PolicyView)
-def check(out: Output, files: Sequence[str]) -> None:
+def check(out: Output, files: Sequence[str], model_dir: Path | None) -> None:
     """Check policy files; exit 4 if one is wrong, with line and repair.
+
+    All that plan and submit refuse of a policy itself is refused here, too. What depends on the
+    site they alone can tell, and on the model policy compile --model.
 
     \b
     Example: hpcdet policy check policy.yaml
     """
-    out.emit([_view(*_read(file)) for file in files], _CHECKED, key="policy_digest")
+    found = [_read(file) for file in files]
+    for path, policy in found:
+        _refuse_as_submit(policy, model_dir or path.parent)
+    out.emit([_view(*one) for one in found], _CHECKED, key="policy_digest")
+
+
+def _refuse_as_submit(policy: CompiledPolicy, folder: Path) -> None:
+    """Refuse what a submission would. Raises ``PolicyRefused``."""
+    from hpcdet.config.policy.enforced_keys import refuse_unenforced
+
+    refuse_unenforced(policy)
+    if any(one.chain or one.manifest for one in policy.sources):
+        from hpcdet.policy.source_provenance import refuse_incomplete
+
+        refuse_incomplete(policy, folder)
 
 
 @policy_command.command("compile")
@@ -203,6 +236,8 @@ def compile_command(out: Output, file: str, config_file: Path | None) -> None:
 @output("policy.show", PolicyView)
 def show(out: Output, what: str) -> None:
     """Show what a policy allows: that of an experiment, of a file, or a shipped one.
+
+    Of an experiment it is the newest: with all changes, which count from the next attempt on.
 
     \b
     Examples: hpcdet policy show digits-7f3a
@@ -284,7 +319,7 @@ def _either(name: str) -> tuple[Path, CompiledPolicy]:
         GovernanceBroken: an experiment's policy is not the one that was submitted.
     """
     from hpcdet.config.policy.policy_file import shipped_policies
-    from hpcdet.policy import experiment_policy
+    from hpcdet.policy.changes import policy_history
     from hpcdet.read.lookup import find
     from hpcdet.store.config import resolved_config
 
@@ -299,7 +334,8 @@ def _either(name: str) -> tuple[Path, CompiledPolicy]:
     if governance is None:
         hint = "its config has no section governance"
         raise NotFound("the experiment has no policy", where=paths.id, hint=hint)
-    return paths.compiled_policy, experiment_policy.load(paths, governance)
+    history = policy_history.load(paths, governance, own=False)
+    return paths.compiled_policy, history.newest
 
 
 def _view(path: Path, policy: CompiledPolicy) -> PolicyView:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+
 import click
 
+from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.ids import id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import NotFound
-from hpcdet.read.views.governed_trials import GovernanceView, governance
+from hpcdet.policy import governed_metrics
+from hpcdet.read.lookup.escapes import escaped
+from hpcdet.read.views.governed_trials import CheckView, GovernanceView, governance
 
 _REPORT = (
     Column("TRIAL", "trial", right=True),
@@ -20,6 +27,9 @@ _REPORT = (
     Column("PROBES", lambda row: len(row.measured), right=True),
     Column("ROLLBACKS", lambda row: len(row.rollbacks), right=True),
 )
+
+_LONGEST = 200
+"""Characters of what a checkpoint records besides; JSON has all of it."""
 
 
 @click.command("report")
@@ -51,29 +61,101 @@ def report(out: Output, id: str) -> None:
 
 
 def _print(row: GovernanceView) -> None:
-    """Print the tables of one trial: exposure, and what was measured last."""
-    click.echo(f"\ntrial {row.trial} at step {row.step}: ASSURANCE {row.assurance.upper()}")
+    """Print what is known of one trial: what it assures and what that does not say come first."""
+    statement = row.statement.upper() if row.statement != "none" else "NONE REQUIRED"
+    at = f" ({escaped(row.checkpoint)})" if row.checkpoint else ""
+    click.echo(f"\ntrial {row.trial} at step {row.step}{at}")
+    routing = "" if row.routed else "   ROUTING OFF: THE CONTROL OF AN ABLATION"
+    click.echo(f"ASSURANCE {row.assurance.upper()}   STATEMENT OF NODES {statement}{routing}")
+    _say(f"It records {row.records}. Influence remains by {'; '.join(row.residual_channels)}.")
+    if not row.complete:
+        _say("THE HISTORY OF THE WEIGHTS IS NOT KNOWN from their beginning.")
+    _exposure(row)
+    _measured(row)
+    if row.memorization is not None:
+        click.echo("twins at the last validation (d: a withheld record's loss less its twin's)")
+        for source, found in row.memorization.items():
+            _say(f"  {source}: {governed_metrics.told(found)}", "    ")
+    for line in _history(row):
+        _say(line, "    ")
+
+
+def _exposure(row: GovernanceView) -> None:
     click.echo("exposure (rows times weight)")
-    exposed = [
-        [f"{units:g}" if weight else "denied" for weight, units in zip(*pair, strict=True)]
+    cells = [
+        [_exposed(weight, units) for weight, units in zip(*pair, strict=True)]
         for pair in zip(row.matrix, row.exposure, strict=True)
     ]
-    _table(row.sources, row.layers, exposed)
-    if row.measured:
-        probe = row.measured[-1]
-        click.echo(f"norm of each source's own gradient at step {probe.step} (without routing)")
-        norms = [
-            [f"{on:.3g} ({off:.3g})" for on, off in zip(*pair, strict=True)]
-            for pair in zip(probe.routed, probe.unrouted, strict=True)
-        ]
-        _table(probe.sources, probe.layers, norms)
+    shares = [[_share(one) for one in row.coverage], [_share(one) for one in row.entropy]]
+    _table([*row.sources, "(covered)", "(entropy)"], row.layers, cells + shares)
 
 
-def _table(rows: list[str], columns: list[str], cells: list[list[str]]) -> None:
+def _exposed(weight: float, units: float) -> str:
+    if not weight:
+        return f"denied, {units:g}" if units else "denied"
+    return f"{units:g}" if weight == 1 else f"{units:g} at {weight:g}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _measured(row: GovernanceView) -> None:
+    if not row.measured:
+        click.echo("no gradient was measured")
+        return
+    probe = row.measured[-1]
+    click.echo(f"norm of each source's own gradient at step {probe.step} (without routing)")
+    norms = [
+        [f"{on:.3g} ({off:.3g})" for on, off in zip(*pair, strict=True)]
+        for pair in zip(probe.routed, probe.unrouted, strict=True)
+    ]
+    _table(probe.sources, probe.layers, norms)
+
+
+def _history(row: GovernanceView) -> Iterator[str]:
+    """Yield what happened to the trial, a line for each subject."""
+    for one in row.rollbacks:
+        yield f"rollback: attempt {one.attempt} went on from step {one.to}; {one.lost} was reached"
+    for attempt in sorted({one.attempt for one in row.checks}):
+        found = [_check(one) for one in row.checks if one.attempt == attempt]
+        yield f"checks of attempt {attempt}: {', '.join(found)}"
+    for chain in row.chains:
+        state = "active" if chain.active else "complete" if chain.complete else "NOT COMPLETE"
+        why = f": {chain.reason}" if chain.reason else ""
+        yield f"chain of {chain.source}: {state}{why}"
+    for each in row.nodes:
+        yield f"nodes of attempt {each.attempt} ({each.statement}): {', '.join(each.nodes)}"
+    for name, value in sorted(row.recorded.items()):
+        signed = isinstance(value, dict) and "signatures" in value
+        text = "a signed envelope" if signed else json.dumps(value, sort_keys=True)
+        yield f"{name}: {text if len(text) <= _LONGEST else f'{text[:_LONGEST]} …'}"
+
+
+def _check(one: CheckView) -> str:
+    detail = f" ({one.detail})" if one.detail else ""
+    return f"{one.code} {one.outcome}{detail}"
+
+
+def _say(line: str, indent: str = "") -> None:
+    click.echo(text_format.folded(escaped(line), indent))
+
+
+def _table(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """Print cells under the names of columns, below each other where the terminal is too narrow."""
     width = max(map(len, ["", *rows]))
     widths = [
         max(map(len, [title, *(line[n] for line in cells)])) for n, title in enumerate(columns)
     ]
-    for name, line in [("", columns), *zip(rows, cells, strict=True)]:
-        texts = "  ".join(one.rjust(wide) for one, wide in zip(line, widths, strict=True))
-        click.echo(f"  {name:{width}}  {texts}")
+    room = shutil.get_terminal_size((80, 24)).columns - width - 2
+    first = 0
+    while first < len(columns):
+        last, used = first, 0
+        while last < len(columns) and (last == first or used + widths[last] + 2 <= room):
+            used += widths[last] + 2
+            last += 1
+        for name, line in [("", columns), *zip(rows, cells, strict=True)]:
+            some = zip(line[first:last], widths[first:last], strict=True)
+            texts = "  ".join(one.rjust(wide) for one, wide in some)
+            click.echo(f"  {escaped(name):{width}}  {texts}".rstrip())
+        first = last

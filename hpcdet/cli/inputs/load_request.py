@@ -200,8 +200,10 @@ def request(
     if loaded.config.governance is not None:
         from hpcdet.config.load.enforced import governed  # they bring numpy
         from hpcdet.config.policy.policy_file import read_policy
+        from hpcdet.policy.source_provenance import refuse_incomplete
 
         policy = read_policy(loaded.config.governance.policy, config_file.absolute().parent)
+        refuse_incomplete(policy.compiled, folder)
         loaded = _placed(governed(loaded, policy), policy.compiled, chosen)
     wanted = SubmitRequest(lanes.settled(loaded, chosen), chosen, folder)
     if ask is None:

@@ -97,7 +97,7 @@ class KeyView:
 
 @dataclass(frozen=True)
 class PreviewView:
-    """What would be submitted (``-n``)."""
+    """The submission, without making it (``-n``)."""
 
     id: str
     """What the id would be like."""

@@ -10,6 +10,8 @@ from hpcdet.store.config.resolved_config import GOVERNANCE_KEYS
 
 _FORMS = ("env", "file")
 _SECTION = "governance"
+_OWN = ("digest", "commitment")
+"""Written at submission."""
 
 
 def problems(values: dict[str, Any]) -> Iterator[Problem]:
@@ -20,7 +22,7 @@ def problems(values: dict[str, Any]) -> Iterator[Problem]:
     """
     section = values.get(_SECTION)
     if isinstance(section, dict):
-        section = {name: given for name, given in section.items() if name != "digest"}
+        section = {name: given for name, given in section.items() if name not in _OWN}
         values[_SECTION] = section
         for name in GOVERNANCE_KEYS:
             given, key = section.get(name), f"{_SECTION}.{name}"

@@ -16,7 +16,7 @@ from hpcdet.config.policy.policy_keys import (
     SourceKeys,
     SpectralKeys,
 )
-from hpcdet.config.policy.policy_text import PolicyProblem, failure, read
+from hpcdet.config.policy.policy_text import Load, PolicyProblem, failure, read
 from hpcdet.policy import compiled as to
 
 Cells = dict[str, dict[str, str]]
@@ -25,8 +25,10 @@ _MOST = 8
 """Names that a hint lists."""
 
 
-def compile_policy(text: str, source: str, today: datetime.date) -> to.CompiledPolicy:
-    """Compile a policy. Pure: the same text on the same day gives the same.
+def compile_policy(
+    text: str, source: str, today: datetime.date, load: Load | None = None
+) -> to.CompiledPolicy:
+    """Compile a policy. Pure: the same text, and what it names, on the same day gives the same.
 
     Rules decide in their order; where none fits, ``default`` does, and a frozen layer has weight
     0 for all.
@@ -34,13 +36,14 @@ def compile_policy(text: str, source: str, today: datetime.date) -> to.CompiledP
     Args:
         source: what messages call the file.
         today: agreements that ended before are refused.
+        load: returns what a JSON file holds that it names; None: it may name none.
 
     Raises:
         PolicyRefused: a key is wrong (P01), or the policy as a whole: a starved layer (P05), a
             source without a chain (P06), a rule that decides nothing (P09), lanes that isolate
             nothing (P11).
     """
-    policy, document = read(text, source)
+    policy, document = read(text, source, load)
     problems = list(_names(policy))
     if not problems:
         decided = _decide(policy)
@@ -234,6 +237,7 @@ def _lanes(policy: PolicyKeys, matrix: list[list[float]]) -> Iterator[PolicyProb
     if not any(layer.lane for layer in policy.layers):
         what = "isolated needs a layer with lane: true, which only its sources use"
         yield PolicyProblem("assurance", what, "add a lane, or take state_clean", "P11")
+        return
     for source, row in zip(_in_order(policy), matrix, strict=True):
         found = [layer for layer, weight in zip(policy.layers, row, strict=True) if weight]
         if any(layer.lane for layer in found) and not all(layer.lane for layer in found):
@@ -241,6 +245,22 @@ def _lanes(policy: PolicyKeys, matrix: list[list[float]]) -> Iterator[PolicyProb
             trunk = next(layer.id for layer in found if not layer.lane)
             what = f"source {source.id!r} may change the lane {lane!r} and {trunk!r}, too"
             hint = "under isolated a source changes lanes, or layers that all use"
+            yield PolicyProblem("rules", what, hint, "P11")
+    yield from _parts_of_the_trunk(policy, matrix)
+
+
+def _parts_of_the_trunk(policy: PolicyKeys, matrix: list[list[float]]) -> Iterator[PolicyProblem]:
+    """Sources that may change one layer of the trunk and not another, which they reach by it."""
+    trunk = [place for place, one in enumerate(policy.layers) if not one.lane and not one.frozen]
+    for source, row in zip(_in_order(policy), matrix, strict=True):
+        changes = [policy.layers[place].id for place in trunk if row[place]]
+        spared = [policy.layers[place].id for place in trunk if not row[place]]
+        if changes and spared:
+            what = (
+                f"source {source.id!r} may change {changes[0]!r} and not {spared[0]!r}, and all "
+                "rows use both"
+            )
+            hint = "under isolated a source changes all layers that all use, or lanes alone"
             yield PolicyProblem("rules", what, hint, "P11")
 
 
@@ -265,7 +285,11 @@ def _assembled(policy: PolicyKeys, matrix: list[list[float]], digest: str) -> to
         memorization=_memorization(policy),
         requires=to.Requires(tuple(policy.requires.capabilities), policy.requires.statement),
         ledger=to.LedgerRules(policy.ledger.segment_records, tuple(policy.ledger.anchor)),
-        changes=to.Changes(policy.changes.tighten.approvals, policy.changes.loosen.approvals),
+        changes=to.Changes(
+            policy.changes.tighten.approvals,
+            policy.changes.loosen.approvals,
+            policy.changes.revoke.action,
+        ),
         probe_every=policy.probe_every.batches,
     )
 
@@ -283,6 +307,7 @@ def _source(source: SourceKeys) -> to.DataSource:
         to.FileDigest(manifest.uri, manifest.merkle_root) if manifest else None,
         to.FileDigest(chain.uri, chain.head) if chain else None,
         _agreement(source.agreement) if source.agreement else None,
+        source.share or 0.0,
     )
 
 
@@ -302,6 +327,7 @@ def _entropy(policy: PolicyKeys) -> to.Entropy:
         reference={name: (mean, sd) for name, (mean, sd) in spectral.expected.items()},
         sd_mult=spectral.band.sd_mult,
         floor=spectral.band.floor,
+        on_violation=spectral.on_violation,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import difflib
 from pathlib import Path
+from typing import Any
 
 from hpcdet import shipped
 from hpcdet.config.policy.compile_policy import compile_policy
@@ -12,7 +13,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.policy.compiled import PolicyText
 from hpcdet.store.folder import trust
-from hpcdet.store.fs import yaml12
+from hpcdet.store.fs import bounded_json, files, yaml12
 
 SUFFIX = ".yaml"
 
@@ -38,7 +39,12 @@ def read_policy(name: str, folder: Path | None = None) -> PolicyText:
     except ConfigError as error:
         raise PolicyRefused("P01", error.what, where=error.where, hint=error.hint) from error
     today = datetime.datetime.now(datetime.UTC).date()
-    return PolicyText(text, compile_policy(text, str(path), today))
+
+    def load(name: str) -> Any:
+        trust.refuse_writable_by_others(path.parent / name, "reference of the policy")
+        return bounded_json.json_value(files.read(path.parent / name))
+
+    return PolicyText(text, compile_policy(text, str(path), today, load))
 
 
 def find(name: str, folder: Path | None = None) -> Path:

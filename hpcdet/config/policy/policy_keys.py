@@ -72,6 +72,8 @@ class PolicySection(BaseModel):
         frozen=True,
         strict=True,
         arbitrary_types_allowed=True,
+        defer_build=True,  # only the whole is ever validated: its parts need no validators, and
+        # defaults are made by model_construct, which does not ask for one
     )
 
 
@@ -111,7 +113,7 @@ class ChainKeys(PolicySection):
     uri: Text
     """The file with the provenance chain; relative to the model's folder."""
     head: Digest
-    """The digest of its last link."""
+    """The digest of its link admit, as hpcdet data chain show prints it."""
 
 
 class AgreementKeys(PolicySection):
@@ -180,17 +182,18 @@ class SpectralKeys(PolicySection):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 7
     """Their seed."""
     expected: dict[LayerName, Annotated[list[Share], Field(min_length=2, max_length=2)]] = {}
-    """By layer: mean and standard deviation over reference runs of the same recipe."""
-    band: BandKeys = BandKeys()
+    """By layer: mean and standard deviation over reference runs of the same recipe; or the name of
+    a JSON file beside the policy that holds them."""
+    band: BandKeys = BandKeys.model_construct()
     """How far a layer may lie off what is expected."""
-    on_violation: Literal["warn"] = "warn"
-    """What happens then; a spectral entropy does not show memorization, so nothing more."""
+    on_violation: Literal["warn", "hold"] = "warn"
+    """What happens then at a resume: a warning, or the trial stops until someone decides."""
 
 
 class EntropyKeys(PolicySection):
-    source_exposure: SourceExposureKeys = SourceExposureKeys()
+    source_exposure: SourceExposureKeys = SourceExposureKeys.model_construct()
     """Entropy of what each layer has learned from."""
-    spectral: SpectralKeys | Literal[False] = SpectralKeys()
+    spectral: SpectralKeys | Literal[False] = SpectralKeys.model_construct()
     """Entropy of the weights' singular values; false: not measured."""
 
 
@@ -256,14 +259,17 @@ class LoosenKeys(PolicySection):
 class RevokeKeys(PolicySection):
     reset_optimizer: Literal[True] = True
     """An optimizer forgets a layer's state where a source is denied it that had it."""
+    action: Literal["drop", "stop"] = "drop"
+    """At the next attempt: drop: training goes on without it, recorded; stop: the trial ends.
+    The same holds where an agreement has ended."""
 
 
 class ChangesKeys(PolicySection):
-    tighten: TightenKeys = TightenKeys()
+    tighten: TightenKeys = TightenKeys.model_construct()
     """A policy that allows less."""
-    loosen: LoosenKeys = LoosenKeys()
+    loosen: LoosenKeys = LoosenKeys.model_construct()
     """A policy that allows more somewhere."""
-    revoke: RevokeKeys = RevokeKeys()
+    revoke: RevokeKeys = RevokeKeys.model_construct()
     """A source that is withdrawn."""
 
 
@@ -302,17 +308,17 @@ class PolicyKeys(PolicySection):
     """The weight where no rule fits."""
     min_mass: dict[LayerName, Share] = {}
     """By layer: the least share of the planned training data that must reach it."""
-    coverage: CoverageKeys = CoverageKeys()
+    coverage: CoverageKeys = CoverageKeys.model_construct()
     """How much of the data must have a provenance."""
-    entropy: EntropyKeys = EntropyKeys()
+    entropy: EntropyKeys = EntropyKeys.model_construct()
     """Entropies, and how far they may lie off."""
     memorization: MemorizationKeys | None = None
     """What is measured of memorization, and what follows."""
-    probe_every: ProbeEveryKeys = ProbeEveryKeys(batches=500)
+    probe_every: ProbeEveryKeys = ProbeEveryKeys.model_construct(batches=500)
     """Batches between two probes of the live model."""
-    requires: RequiresKeys = RequiresKeys()
+    requires: RequiresKeys = RequiresKeys.model_construct()
     """What nodes must offer."""
-    ledger: LedgerKeys = LedgerKeys()
+    ledger: LedgerKeys = LedgerKeys.model_construct()
     """How the ledger is written."""
-    changes: ChangesKeys = ChangesKeys()
+    changes: ChangesKeys = ChangesKeys.model_construct()
     """Approvals that changes of the policy need."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import os
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +55,16 @@ class PolicyProblem:
     code: str = "P01"
 
 
-def read(text: str, source: str) -> tuple[PolicyKeys, Document]:
+Load = Callable[[str], Any]
+"""Returns what a JSON file holds that a policy names; raises ``ValueError`` or ``OSError``."""
+
+
+def read(text: str, source: str, load: Load | None = None) -> tuple[PolicyKeys, Document]:
     """Check the keys of a policy.
 
     Args:
         source: what messages call the file.
+        load: of files that it names; None: it may name none.
 
     Raises:
         PolicyRefused: P01, with every problem found, each with its line.
@@ -67,10 +74,53 @@ def read(text: str, source: str) -> tuple[PolicyKeys, Document]:
     except ConfigError as error:
         raise PolicyRefused("P01", error.what, where=error.where, hint=error.hint) from None
     _refuse_references(text, document)
+    with _without_plugins():
+        PolicyKeys.model_rebuild()
     try:
-        return PolicyKeys.model_validate(dict(document.values)), document
+        return PolicyKeys.model_validate(_whole(document, load)), document
     except ValidationError as error:
         raise failure(_problems(error, document.values), document) from None
+
+
+@contextlib.contextmanager
+def _without_plugins() -> Iterator[None]:
+    """Keep pydantic from looking through all installed packages for plugins.
+
+    None of them has a part in what a policy means; and the search takes longer than the policy.
+    """
+    name = "PYDANTIC_DISABLE_PLUGINS"
+    before = os.environ.get(name)
+    os.environ[name] = "__all__"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
+def _whole(document: Document, load: Load | None) -> dict[str, Any]:
+    """The values of a policy, with those of the file that its reference is in."""
+    values: Any = dict(document.values)
+    try:
+        name = values["entropy"]["spectral"]["expected"]
+    except (KeyError, TypeError):
+        return dict(values)
+    if load is None or not isinstance(name, str):
+        return dict(values)
+    try:
+        found = load(name)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        hint = 'a JSON file beside the policy: {"LAYER": [MEAN, SD]}'
+        problem = PolicyProblem(_REFERENCE, f"cannot read {name}: {why}", hint)
+        raise failure([problem], document) from None
+    entropy = values["entropy"]
+    spectral = {**entropy["spectral"], "expected": found}
+    return {**values, "entropy": {**entropy, "spectral": spectral}}
+
+
+_REFERENCE = "entropy.spectral.expected"
 
 
 def failure(problems: Iterable[PolicyProblem], document: Document) -> PolicyRefused:

@@ -18,7 +18,11 @@ from hpcdet.store.trials.standing import Standing, TrialFiles
 
 @dataclass(frozen=True)
 class TrialView:
-    """A trial in one turn. ``fresh``: it was read in this turn, so that it may have changed."""
+    """A trial in one turn, by one reading of its files.
+
+    Attributes:
+        fresh: it was read since ``Sight.learnt``, so that it may have changed.
+    """
 
     files: TrialFiles
     fresh: bool
@@ -59,6 +63,7 @@ class Sight:
         self._trials = observer.Observer(paths, TrialFiles, observer.attempts, clock)
         self._grows = grows
         self._calm = False
+        self._fresh: set[int] = set()
         self._checked: dict[int, TrialView] = {}
 
     def begin(self, *, calm: bool = False) -> None:
@@ -76,6 +81,13 @@ class Sight:
         self._trials.expire(number)
         self._checked.pop(number, None)
 
+    def learnt(self, number: int) -> None:
+        """Note that all news of a trial's current view have been passed on.
+
+        Until then it is ``fresh``, whoever asked for the trial first, and in whichever turn.
+        """
+        self._fresh.discard(number)
+
     def rest(self, number: int, *, at_rest: bool) -> None:
         """Check a trial less often while it is not to run: only a mistake can change it."""
         (self._trials.quiet.add if at_rest else self._trials.quiet.discard)(number)
@@ -84,8 +96,9 @@ class Sight:
         """Return the current view of a trial."""
         if (checked := self._checked.get(number)) is not None:
             return checked
-        fresh = self._trials.look(number, lambda: self._still_runs(number))
-        self._checked[number] = seen = TrialView(self._trials[number], fresh)
+        if self._trials.look(number, lambda: self._still_runs(number)):
+            self._fresh.add(number)
+        self._checked[number] = seen = TrialView(self._trials[number], number in self._fresh)
         return seen
 
     def _still_runs(self, number: int) -> bool:

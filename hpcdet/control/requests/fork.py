@@ -115,6 +115,7 @@ def fork(
                 _link_all(source.trial(plan.number), paths.trial(plan.number))
             elif given is not None:
                 parents.give(given, paths.trial(plan.number))
+                parents.give_ledgers(given, paths.trial(plan.number))
         _write_records(source, found, lines, then)
         _write_best(source, paths, lines)
         asked = {**then.user.overrides, **changes}

@@ -125,9 +125,13 @@ def _end(holder: Holder) -> tuple[Literal["COMPLETED", "CANCELED", "ERROR"], str
     decided = holder.decided
     if decided.user.canceled:
         return "CANCELED", "canceled by its user"
-    said = decided.searcher.shutdown.why if decided.searcher.shutdown is not None else ""
+    over = decided.searcher.shutdown
+    said = over.why if over is not None else ""
     if good := sum(plan.ended in SUCCESSES for plan in decided.trials.plans.values()):
         why = f"{good} of {len(decided.trials.plans)} trials succeeded"
+        if over is not None and over.failed and holder.hands.resolved.searcher.constraints:
+            all_of = f"{good} of {len(decided.trials.plans)} trials ended without an error"
+            why = f"{all_of}, and each broke a constraint"
         return "COMPLETED", "; ".join(filter(None, (why, said, best_validation.lacking(holder))))
     failures = (plan.failed for plan in decided.trials.plans.values() if plan.failed)
     return "ERROR", next(failures, said or "no trial")

@@ -10,9 +10,9 @@ from hpcdet.control.leader.trial_cache import TrialView
 from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.control.turn import best_validation
 from hpcdet.control.upkeep.notify import notify
+from hpcdet.errors import IntegrityError
 from hpcdet.search.api import events
-from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Control, Verdict
+from hpcdet.store.folder.records import Control
 from hpcdet.store.trials import standing as trials
 from hpcdet.store.trials.standing import Standing
 
@@ -47,9 +47,10 @@ def learn(holder: Holder) -> dict[int, Standing]:
         if standing.state == "doubtful" and not judged:
             _judge(holder, plan, seen)
         if not standing.open_attempt:
-            _end(holder, plan, standing)
+            _end(holder, plan, seen)
         at_rest = not standing.open_attempt and decided.action(plan) != "run"
         holder.sight.rest(number, at_rest=at_rest)
+        holder.sight.learnt(number)
         standings[number] = standing
     best_validation.write(holder)
     return standings
@@ -62,14 +63,20 @@ def _tell_reports(holder: Holder, plan: TrialPlan, seen: TrialView) -> None:
     reports = holder.facts.reports(
         seen.paths, unit, plan.told, running, only_running=not seen.fresh
     )
-    for report in reports:
-        if holder.decided.searcher.deaf or holder.decided.user.canceled:
-            # it is heard when the searcher can hear again
-            holder.facts.forget(plan.number)
-            holder.sight.forget(plan.number)
-            return
-        best_validation.remember(holder, report)
-        holder.tell(report)
+    try:
+        for report in reports:
+            if holder.decided.searcher.deaf or holder.decided.user.canceled:
+                # it is heard when the searcher can hear again
+                holder.facts.forget(plan.number)
+                holder.sight.forget(plan.number)
+                return
+            best_validation.remember(holder, report)
+            holder.tell(report)
+    except IntegrityError:
+        # the turn fails, and what was read and not told is read again: by length, nothing is twice
+        holder.facts.forget(plan.number)
+        holder.sight.forget(plan.number)
+        raise
 
 
 def _judge(holder: Holder, plan: TrialPlan, seen: TrialView) -> None:
@@ -88,16 +95,16 @@ def _judge(holder: Holder, plan: TrialPlan, seen: TrialView) -> None:
     holder.actions.append(f"trial {plan.number} given up: {judgement.why}")
 
 
-def _end(holder: Holder, plan: TrialPlan, standing: Standing) -> None:
+def _end(holder: Holder, plan: TrialPlan, seen: TrialView) -> None:
     """Pass the end of a trial's segment to the searcher: it will not train further by itself."""
-    decided = holder.decided
+    decided, standing = holder.decided, seen.standing
     if decided.searcher.deaf or decided.user.canceled:
         return
     reason: Literal["target", "stopped", "failed", "invalid_hp", "user_exit", "canceled"]
     if plan.failed:
         reason = "invalid_hp" if plan.given_up == "invalid_hp" else "failed"
-    elif standing.state == "done" and _is_all(holder.paths, plan, standing):
-        reason = _how_done(holder.paths, plan, standing)
+    elif standing.state == "done" and (how := _how_done(plan, seen)):
+        reason = how
     elif standing.state == "stopped" and decided.control(plan).action in ("stop", "kill"):
         reason = "canceled" if plan.killed else "stopped"
     else:
@@ -105,23 +112,17 @@ def _end(holder: Holder, plan: TrialPlan, standing: Standing) -> None:
     holder.tell(events.SegmentEnd(plan.number, reason), attempt=standing.attempts)
 
 
-def _is_all(paths: ExperimentPaths, plan: TrialPlan, standing: Standing) -> bool:
-    """True if a trial that is done by its files was not asked for more in this turn."""
-    last = paths.trial(plan.number).attempt(standing.next_attempt - 1)
-    end, wanted = standing.last_end, Control("run", plan.until)
-    return end is not None and trials.finished(end, Verdict.read(last.verdict), wanted)
-
-
-def _how_done(
-    paths: ExperimentPaths, plan: TrialPlan, standing: Standing
-) -> Literal["target", "stopped", "user_exit"]:
-    if standing.last_end is not None and standing.last_end.reason == "stopped":
+def _how_done(plan: TrialPlan, seen: TrialView) -> Literal["target", "stopped", "user_exit", ""]:
+    """Return how a trial ended that is done by its files; "" if this turn has asked for more."""
+    if not seen.files.ended:
+        return ""
+    last, end = seen.files.ended[-1]
+    verdict = last.verdict
+    if not trials.finished(end, verdict, Control("run", plan.until)):
+        return ""
+    if end.reason == "stopped":
         return "stopped"
-    last = paths.trial(plan.number).attempt(standing.next_attempt - 1)
-    verdict = Verdict.read(last.verdict)
-    if verdict is None or verdict.until is not None:
-        return "target"
-    if plan.until is None:
+    if verdict is None or verdict.until is not None or plan.until is None:
         return "target"
     # attempts compare lengths in the unit that they were asked in, and would have said it
     batches = verdict.batches if plan.until.unit == "batches" else 0

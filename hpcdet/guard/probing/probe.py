@@ -41,6 +41,7 @@ class Probe:
         weights: float64[sources, layers], in the order of the router's layers.
         places: of each parameter that learns: its name, itself, the place of its layer.
         around: put around passes over rows of these codes.
+        lanes: places of layers that only the sources that may change them use.
     """
 
     router: Router
@@ -52,6 +53,7 @@ class Probe:
     weights: Matrix
     places: Sequence[tuple[str, nn.Parameter, int]]
     around: Callable[[Codes], contextlib.AbstractContextManager[None]]
+    lanes: frozenset[int] = frozenset()
 
     @property
     def layout(self) -> RowLayout:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from hpcdet.data.source_lanes import Lane
 from hpcdet.guard.probing.probe import Codes, Probe
 from hpcdet.guard.probing.watching import Call, Flags, ForwardPass, changed
 from hpcdet.guard.routing.oracle import take
@@ -141,11 +142,18 @@ def rows_are_the_batch(probe: Probe) -> None:
 
 
 def routed_calls(watched: ForwardPass) -> list[tuple[Call, torch.Tensor]]:
-    """The calls of routed modules, with the first output of each."""
+    """The calls of routed modules and of lanes, with the first output of each.
+
+    Modules inside of lanes see some rows of the batch only: the lane gives all of them.
+    """
+    called = list(watched.calls.values())
+    lanes = [call.module for call in called if isinstance(call.module, Lane)]
+    inside = {part for lane in lanes for part in lane.modules()}.difference(lanes)
     return [
         (call, one)
-        for call in watched.calls.values()
-        if "_routed" in call.module.__dict__
+        for call in called
+        if isinstance(call.module, Lane)
+        or ("_routed" in call.module.__dict__ and call.module not in inside)
         for one in call.gave[:1]
         if one.requires_grad
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpcdet.data.source_lanes import RowFlags
+from hpcdet.guard.routing.row_sources import RowSources
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.policy.compiled import Matrix
 
@@ -136,6 +139,46 @@ class Route:
         return self.rows
 
 
+@dataclass(frozen=True, eq=False)
+class _UnderWay:
+    """The rows under way.
+
+    Attributes:
+        by_layer: how much each may change each layer; None: nothing learns from them.
+        weights: float64[rows, layers] or float64[rows, tokens, layers], the same.
+        sources: of the rows; None: nobody knows.
+        restored: a second forward pass sees them as the first did.
+    """
+
+    by_layer: Mapping[int, RowWeights] | None
+    weights: Matrix
+    device: torch.device
+    sources: RowSources | None
+    restored: bool = False
+
+    @staticmethod
+    def of(
+        weights: Matrix, device: torch.device, sources: RowSources | None, *, restored: bool = False
+    ) -> _UnderWay:
+        columns = range(weights.shape[-1])
+        found = {place: RowWeights.of(weights[..., place], device) for place in columns}
+        return _UnderWay(found, weights, device, sources, restored)
+
+    @property
+    def rows(self) -> int:
+        if self.by_layer is not None or self.sources is None:
+            return len(self.weights)
+        return len(self.sources.codes)
+
+    def only(self, flags: RowFlags) -> _UnderWay:
+        """The flagged rows alone; one that changes nothing where none is flagged."""
+        sources = self.sources and self.sources.only(flags)
+        if self.by_layer is None:
+            return dataclasses.replace(self, sources=sources)
+        chosen = self.weights[flags] if flags.any() else np.zeros_like(self.weights[:1])
+        return _UnderWay.of(chosen, self.device, sources, restored=self.restored)
+
+
 class Router:
     """The rows under way, for the routed modules of all models of a trial.
 
@@ -151,8 +194,7 @@ class Router:
         self.passing = False
         self.off = False
         self.plainly = False
-        self._rows: Mapping[int, RowWeights] | None = None
-        self._restored = False
+        self._now: _UnderWay | None = None
 
     def __deepcopy__(self, memo: Any) -> Router:
         """A copy of a model is routed by the same router."""
@@ -165,33 +207,68 @@ class Router:
         return self.layers.index(layer)
 
     @contextlib.contextmanager
-    def rows(self, weights: Matrix, device: torch.device) -> Iterator[None]:
+    def rows(
+        self, weights: Matrix, device: torch.device, sources: RowSources | None = None
+    ) -> Iterator[None]:
         """Around the passes of some rows.
 
         Args:
             weights: float64[rows, layers] in the order of ``layers``, or
                 float64[rows, tokens, layers].
+            sources: of the rows, which switch lanes on; None: lanes are off.
         """
         if self.off:
             weights = np.ones_like(weights)
-        columns = range(weights.shape[-1])
-        with self._as({place: RowWeights.of(weights[..., place], device) for place in columns}):
+        with self._as(_UnderWay.of(weights, device, sources)):
             yield
 
+    def evaluated(self, sources: RowSources | None) -> contextlib.AbstractContextManager[None]:
+        """Around passes of rows from which nothing learns; None: nobody knows their sources."""
+        nothing = np.zeros((0, 0))
+        return self._as(_UnderWay(None, nothing, torch.device("cpu"), sources))
+
     @contextlib.contextmanager
-    def _as(
-        self, rows: Mapping[int, RowWeights] | None, *, restored: bool = False
-    ) -> Iterator[None]:
-        before = self._rows, self._restored
-        self._rows, self._restored = rows, restored
+    def _as(self, now: _UnderWay | None) -> Iterator[None]:
+        before, self._now = self._now, now
         try:
             yield
         finally:
-            self._rows, self._restored = before
+            self._now = before
 
     def of(self, layer: int) -> RowWeights | None:
         """The rows under way as a layer takes them; None if there are none."""
-        return None if self._rows is None else self._rows[layer]
+        if self._now is None or self._now.by_layer is None:
+            return None
+        return self._now.by_layer[layer]
+
+    # -- lanes (hpcdet.data.source_lanes) ----------------------------------------------------
+
+    def rows_of(self, sources: frozenset[str], length: int) -> RowFlags | None:
+        """Which of ``length`` rows are of these sources alone; None where nobody knows.
+
+        Raises:
+            PolicyRefused: ``length`` is no multiple of the rows under way (P12).
+        """
+        if self._now is None or self._now.sources is None:
+            return None
+        found = self._now.sources.of_lane(sources)
+        each, more = divmod(length, max(len(found), 1))
+        if more or (each == 0 and len(found)):
+            raise PolicyRefused(
+                "P12",
+                f"a lane is given {length} rows, and the batch has {len(found)}",
+                where="train_batch",
+                hint=ROWS_HINT,
+            )
+        return np.repeat(found, each)
+
+    def only(self, flags: RowFlags) -> contextlib.AbstractContextManager[None]:
+        """Around passes over flagged rows alone, whose number is a multiple of those under way."""
+        now = self._now
+        if now is None:
+            return contextlib.nullcontext()
+        each = len(flags) // max(now.rows, 1)
+        return self._as(now.only(flags[:: max(each, 1)]))
 
     def fit(self, layer: int, x: torch.Tensor, tail: int, what: str) -> tuple[torch.Tensor, Route]:
         """The input of an operator, and the route of its layer for the rows of that.
@@ -220,7 +297,8 @@ class Router:
 
     def _check_recomputation(self, what: str) -> None:
         """Refuse a forward pass within a backward pass, unless it sees the rows it saw first."""
-        if torch._C._current_graph_task_id() != _NO_BACKWARD and not self._restored:
+        restored = self._now is not None and self._now.restored
+        if torch._C._current_graph_task_id() != _NO_BACKWARD and not restored:
             raise PolicyRefused(
                 "P12",
                 f"{what} is computed again in a backward pass, under rows that may be others",
@@ -230,13 +308,14 @@ class Router:
 
     def recomputing(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """Take the rows under way along: a context in which a forward pass sees them again."""
-        rows, plainly = self._rows, self.plainly
+        now, plainly = self._now, self.plainly
+        seen = now and dataclasses.replace(now, restored=True)
 
         @contextlib.contextmanager
         def again() -> Iterator[None]:
             before, self.plainly = self.plainly, plainly
             try:
-                with self._as(rows, restored=True):
+                with self._as(seen):
                     yield
             finally:
                 self.plainly = before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcdet.errors import ConfigError, NotFound
 from hpcdet.read.lookup import find
@@ -13,6 +13,9 @@ from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.trials import parents
 from hpcdet.store.trials.parents import Donation
 from hpcdet.units import UNITS, Length
+
+if TYPE_CHECKING:
+    from hpcdet.policy.compiled import CompiledPolicy
 
 _TEXT = re.compile(rf"(.+?)(?:@(\d+) ({'|'.join(UNITS)}))?")
 _KEY = "searcher.begin_from"
@@ -60,6 +63,34 @@ def placed(resolved: dict[str, Any], donation: Donation) -> dict[str, Any]:
     return {**resolved, "searcher": searcher}
 
 
+def refuse_other_twins(
+    resolved: dict[str, Any], donation: Donation, policy: CompiledPolicy
+) -> None:
+    """Refuse weights of which a policy's gate on memorization could not be judged.
+
+    They may have seen what is withheld from the new experiment. A policy that only warns goes on,
+    without a number.
+
+    Args:
+        resolved: of the new experiment, with its commitment to the key of its twins.
+
+    Raises:
+        ConfigError: they are from training with other twins, or with none.
+    """
+    committed, memory = resolved["governance"].get("commitment"), policy.memorization
+    if not committed or memory is None or memory.on_violation == "warn":
+        return
+    twins = donation.manifest["meta"].get("governance", {}).get("twins", {})
+    if twins.get("commitment") != committed or twins.get("void"):
+        raise ConfigError(
+            "its weights may have seen the twins that this experiment withholds, so that its "
+            "policy could not judge memorization",
+            where=_KEY,
+            hint="name the same governance.twin_key in both experiments; or "
+            "`memorization: {on_violation: warn}` in the policy, and no number is reported",
+        )
+
+
 def give(donation: Donation, paths: ExperimentPaths) -> None:
     """Link it into a new experiment, so that all of its trials can have it whenever they begin.
 
@@ -68,3 +99,4 @@ def give(donation: Donation, paths: ExperimentPaths) -> None:
         OSError: the disk is full or fails.
     """
     parents.give(donation, paths.origin.trial(1))
+    parents.give_ledgers(donation, paths.origin.trial(1))

@@ -15,6 +15,7 @@ from hpcdet.jobs.create import begin_from, provenance, snapshot
 from hpcdet.jobs.create import likely_secrets as secrets
 from hpcdet.jobs.script import environment
 from hpcdet.jobs.script.render import search_path
+from hpcdet.policy import experiment_policy
 from hpcdet.site import Site, folders, from_resolved, load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import home, scratch, trust
@@ -92,6 +93,8 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
         resolved = _governed(resolved, loaded.policy, literal)
     if begin is not None:
         resolved = begin_from.placed(resolved, begin)
+        if loaded.policy is not None:
+            begin_from.refuse_other_twins(resolved, begin, loaded.policy.compiled)
     if not model_dir.is_dir():
         raise ConfigError("no such model folder", where=str(model_dir))
     for folder in (model_dir, root):
@@ -183,6 +186,9 @@ def _governed(
 
     Args:
         literal: gets the drawn keys.
+
+    Raises:
+        PolicyRefused: the policy asks for twins, and their key cannot be read here (P10).
     """
     digest = policy.compiled.digest
     governance = {**resolved["governance"], "policy": POLICY, "digest": digest}
@@ -190,6 +196,9 @@ def _governed(
         if governance.get(name) is None:
             governance[name] = {"stored": f"governance.{name}"}
             literal[f"governance.{name}"] = random.token_hex(32)
+    memory = policy.compiled.memorization
+    if memory is not None and memory.twins is not None:
+        governance["commitment"] = experiment_policy.committed(governance["twin_key"], literal)
     return {**resolved, "governance": governance}
 
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 from hpcdet.store.fs import bounded_json, files, packed, typed_fields
 
@@ -196,7 +196,7 @@ def _read(attempt: int, path: Path, file: IO[bytes]) -> AttemptLedger:
     return AttemptLedger(attempt, path, tuple(records), tuple(hashes), wrong, torn)
 
 
-def is_head(value: object) -> bool:
+def is_head(value: object) -> TypeGuard[dict[str, Any]]:
     """True for what ``dataclasses.asdict`` makes of a ``LedgerHead``."""
     return (
         isinstance(value, dict)

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpcdet.policy import dsse
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.ledger.records import LedgerOwner
+from hpcdet.policy.keys import dsse
+from hpcdet.policy.ledger.records import LedgerHead, LedgerOwner
 from hpcdet.store.fs import bounded_json, files
 
 if TYPE_CHECKING:  # imported where something is signed only
@@ -24,6 +24,7 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 SEGMENT = "urn:hpcdet:ledger-segment:1"
 CERTIFICATE = "urn:hpcdet:run-key:1"
+CHECKPOINT = "urn:hpcdet:checkpoint:1"
 
 Signed = Literal["trusted", "self", "none"]
 
@@ -65,19 +66,54 @@ class Certificate:
         return _statement(self.experiment, digest, CERTIFICATE, asdict(self))
 
 
-def _statement(name: str, digest: str, kind: str, predicate: Mapping[str, Any]) -> bytes:
+@dataclass(frozen=True)
+class SealedCheckpoint:
+    """A checkpoint of an attempt, as its key signs it before its manifest appears.
+
+    Attributes:
+        name: of its folder when it was made.
+        digest: of its content, BLAKE3, 64 hex digits.
+        governance: digest of its governance state, ``sha256:…``; ``summary``: of what the manifest
+            says of that.
+        head: the record of the ledger that it was made behind.
+    """
+
+    of: LedgerOwner
+    name: str
+    digest: str
+    governance: str
+    summary: str
+    head: LedgerHead
+
+    def to_bytes(self) -> bytes:
+        """The statement that is signed."""
+        of = self.of
+        name = f"{of.experiment}/{of.trial}:{self.name}"
+        said = {
+            **asdict(of),
+            "name": self.name,
+            "governance": self.governance,
+            "summary": self.summary,
+            "ledger": asdict(self.head),
+        }
+        return _statement(name, self.digest, CHECKPOINT, said, "blake3")
+
+
+def _statement(
+    name: str, digest: str, kind: str, predicate: Mapping[str, Any], by: str = "sha256"
+) -> bytes:
     return files.canonical(
         {
             "_type": STATEMENT_TYPE,
-            "subject": [{"name": name, "digest": {"sha256": digest}}],
+            "subject": [{"name": name, "digest": {by: digest}}],
             "predicateType": kind,
             "predicate": predicate,
         }
     )
 
 
-def sign(what: Segment | Certificate, key: Ed25519PrivateKey) -> dict[str, Any]:
-    """Return the envelope of a segment's root, or of a certificate."""
+def sign(what: Segment | Certificate | SealedCheckpoint, key: Ed25519PrivateKey) -> dict[str, Any]:
+    """Return the envelope of a segment's root, a certificate or a checkpoint."""
     return dsse.sign(PAYLOAD_TYPE, what.to_bytes(), key)
 
 
@@ -89,6 +125,16 @@ def verify_segment(segment: Segment, envelope: Any, key: str) -> None:
     """
     if _payload(envelope, [key]) != segment.to_bytes():
         raise GovernanceBroken("G102", "a seal is of other records than it stands behind")
+
+
+def verify_checkpoint(made: SealedCheckpoint, envelope: Any, key: str) -> None:
+    """Refuse an envelope that is not of this checkpoint, by this public key.
+
+    Raises:
+        GovernanceBroken: G102.
+    """
+    if _payload(envelope, [key]) != made.to_bytes():
+        raise GovernanceBroken("G102", "the checkpoint's signature is of another state")
 
 
 def trust_of(

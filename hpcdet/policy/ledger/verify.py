@@ -12,7 +12,14 @@ import numpy as np
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import MIX, Matrix
 from hpcdet.policy.ledger import seals
-from hpcdet.policy.ledger.paths import LedgerPath, lost_between, opened, path_of
+from hpcdet.policy.ledger.paths import (
+    LedgerPath,
+    lost_between,
+    opened,
+    path_of,
+    seen_by,
+    seen_first,
+)
 from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead, LedgerOwner, LedgerRecord
 from hpcdet.policy.source_manifests import Merkle
 
@@ -83,14 +90,16 @@ def verify(
     levels: list[seals.Signed] = []
     rollbacks: list[tuple[int, int, int]] = []
     owners: set[tuple[str, int]] = set()
-    unsealed, seq = 0, 0
+    unsealed = 0
     there = tuple(one for one in ledgers if one.records or one.wrong)
     for ledger in there:
+        seq = 0
         try:
-            seq = len(ledger.records)
+            damaged = bool(ledger.wrong) and not _known_before(ledger, there)
             if not ledger.records:
-                raise GovernanceBroken("G104", ledger.wrong)
-            seq = 0
+                if damaged:
+                    raise GovernanceBroken("G104", ledger.wrong)
+                continue
             path = (*path_of(found, opened(ledger)), (ledger.attempt, len(ledger.records)))
             first = ledger.records[0]
             owner = (first.body["experiment"], first.body["trial"])
@@ -99,11 +108,12 @@ def verify(
             owners.add(owner)
             levels.append(seals.trust_of(first.body, first.time, trust, revoked))
             seq = 1
-            rollbacks += _rollback(ledger, found[-1][1] if found else (), path)
+            seen = seen_by(ledger, [one for one, _ in found])
+            rollbacks += _rollback(ledger, found[-1][1] if found else (), path, seen)
             for seq, tail in _sealed(ledger):  # noqa: B007 - says where it stopped
                 pass
             unsealed += tail
-            if ledger.wrong:
+            if damaged:
                 seq = len(ledger.records)
                 raise GovernanceBroken("G104", ledger.wrong)
         except GovernanceBroken as error:
@@ -117,6 +127,16 @@ def verify(
     return VerifiedLedger(there, last, signed, unsealed, tuple(rollbacks), missing)
 
 
+def _known_before(ledger: AttemptLedger, there: Sequence[AttemptLedger]) -> bool:
+    """Return True if the attempt behind has seen it as it is: a failure of power damages tails."""
+    behind = next((one for one in there if one.attempt > ledger.attempt and one.records), None)
+    try:
+        seen = {} if behind is None else seen_first(behind)
+    except GovernanceBroken:
+        return False
+    return seen.get(ledger.attempt) == len(ledger.records)
+
+
 def _missing(
     found: Sequence[tuple[AttemptLedger, LedgerPath]], head: LedgerHead
 ) -> FirstBad | None:
@@ -128,10 +148,11 @@ def _missing(
 
 
 def _rollback(
-    ledger: AttemptLedger, before: LedgerPath, path: LedgerPath
+    ledger: AttemptLedger, before: LedgerPath, path: LedgerPath, seen: Mapping[int, int]
 ) -> list[tuple[int, int, int]]:
     """Return what an attempt has undone of the path before it, which it has to record."""
-    lost = lost_between(before, path)
+    there = tuple((attempt, min(count, seen.get(attempt, 0))) for attempt, count in before)
+    lost = lost_between(there, path)
     second = ledger.records[1] if len(ledger.records) > 1 else None
     said = second.body.get("lost") if second is not None and second.type == "rollback" else []
     killed = second is None and bool(lost) and not ledger.wrong  # before it could say so

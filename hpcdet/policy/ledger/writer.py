@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -75,6 +76,7 @@ class LedgerWriter:
             parent=None if parent is None else dict(parent),
             key="" if key is None else key.public_key().public_bytes_raw().hex(),
             certificate=None if certificate is None else dict(certificate),
+            seen=[[one.attempt, len(one.records)] for one in earlier],
         )
         if lost:
             self.append("rollback", step, lost=lost)
@@ -94,7 +96,8 @@ class LedgerWriter:
         """
         head = self._append(type, step, body)
         if self._seq - self._begin >= self._segment:
-            head = self.seal(step)
+            with contextlib.suppress(OSError):  # the record is there; the next one seals it
+                head = self.seal(step)
         return head
 
     def policy(self, step: int, policy: CompiledPolicy) -> LedgerHead:

@@ -99,7 +99,7 @@ class PyTorchTrialContext(TrialContext):
         self.reducer.watch(optimizer)
         self.optimizers.append(optimizer)
         if self.learning.guard is not None:
-            self.learning.guard.watch(optimizer)
+            self.learning.guard.optimizers.watch(optimizer)
         if average_aggregated_gradients is not None:
             self.learning.averages[id(optimizer)] = average_aggregated_gradients
         return optimizer
@@ -146,6 +146,8 @@ class PyTorchTrialContext(TrialContext):
         """Take a ``torch.amp.GradScaler`` of one's own into checkpoints."""
         if self.scaler is not None:
             raise UsageError("a gradient scaler is wrapped already", where="wrap_scaler")
+        if self.learning.guard is not None:
+            self.learning.guard.refuse_scaler()
         self.learning.scaler = scaler
         return scaler
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import (
     BatchSampler,
@@ -209,7 +210,10 @@ class DataLoader:
         try:
             size = len(self.dataset) if self.sampler is None else len(self._epoch(seed, 0))
             plain = self.sampler is None
-            return Order(size, batch, lambda epoch: self._epoch(seed, epoch), self.drop_last, plain)
+            rule = "" if not plain else f"shuffled {seed}" if self._shuffle else "in turn"
+            return Order(
+                size, batch, lambda epoch: self._epoch(seed, epoch), self.drop_last, plain, rule
+            )
         except ValueError as error:
             raise ConfigError(str(error), where="DataLoader") from error
 
@@ -219,6 +223,22 @@ class DataLoader:
         if self._shuffle:
             return shuffled(len(self.dataset), seed, epoch)
         return np.arange(len(self.dataset))
+
+    def over(self, indices: Sequence[int] | NDArray[np.int64], batch: int | None) -> DataLoader:
+        """A loader of some samples, in this order, for validation.
+
+        Args:
+            batch: samples of one slot; None: as many as this loader has.
+        """
+        options = {**self._options, "persistent_workers": bool(self._options["num_workers"])}
+        size = self.batch_size if self.batch_sampler is None else self._sampled_batch()
+        return DataLoader(
+            self.dataset, batch or size, sampler=[int(one) for one in indices], **options
+        )
+
+    def _sampled_batch(self) -> int:
+        """The samples of a batch sampler's first batch."""
+        return len(_sampled(cast("Any", self.batch_sampler), 0, 0)[0])
 
     def training(
         self, order: Order | BatchOrder, seed: int, records: int, mine: range, shares: int

@@ -15,7 +15,7 @@ import numpy as np
 from hpcdet.core.training import Peers
 from hpcdet.data import rng
 from hpcdet.data.batch_order import BatchOrder
-from hpcdet.data.sample_order import Order, Slice, subseed
+from hpcdet.data.sample_order import Indices, Order, Slice, subseed
 from hpcdet.data.sourced import SourceTable
 from hpcdet.data.streams import State, Stateful, Stream
 from hpcdet.errors import ConfigError
@@ -67,6 +67,7 @@ def feed_of(data: Any, context: PyTorchTrialContext, batch: int) -> Feed:
     seed, ranks = context.core.seed, context.core.session.ranks
     if isinstance(data, DataLoader) and not data.streams:
         return _Indexed(data, data.order(seed, batch), context)
+    context.core.governance.withhold(None, None)
     context.division.check_indexed(data)
     if isinstance(data, DataLoader):
         data.check_resumable()
@@ -144,11 +145,12 @@ class _Indexed:
         self, data: DataLoader, order: Order | BatchOrder, context: PyTorchTrialContext
     ) -> None:
         self._data = data
-        self.order: Order | BatchOrder | None = order
-        self._order = order
-        self._context = context
-        self.epoch_records = order.epoch_records
         self.sources = data.sources() if context.learning.guard is not None else None
+        out = context.core.governance.withhold(order, self.sources)
+        self._order = _without(order, out) if len(out) else order
+        self.order: Order | BatchOrder | None = self._order
+        self._context = context
+        self.epoch_records = self._order.epoch_records
 
     @property
     def batch(self) -> int | None:
@@ -164,6 +166,17 @@ class _Indexed:
 
     def load(self, state: State | None) -> None:
         pass
+
+
+def _without(order: Order | BatchOrder, out: Indices) -> Order | BatchOrder:
+    try:
+        return order.without(out)
+    except ValueError as error:
+        raise ConfigError(
+            f"without the withheld twins {error}",
+            where="memorization.twins",
+            hint="take fewer pairs, or a smaller batch",
+        ) from error
 
 
 class _Counted:

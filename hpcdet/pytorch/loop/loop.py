@@ -71,6 +71,8 @@ class Loop:
             self._session.keeper.drain()
             self._saves.announce()
             self._core.preempt.leave(cause)
+        if self._core.governance.accounts is not None:
+            self._core.governance.accounts.close()
         self._session.finish(cause, self._progress.units)
 
     def _begin(self, started: contextlib.ExitStack) -> None:
@@ -94,7 +96,9 @@ class Loop:
         self._saves.feed = self._feed
         if self._guard is not None:
             self._guard.use(self._feed.sources, indexed=self._feed.order is not None)
-        self._validator.build()
+        if self._probing is not None and self._feed.order is not None:
+            self._probing.dataset = getattr(data, "dataset", None)
+        self._validator.build(data)
         self._check_registered()
         if loaded is not None:
             self._saves.load(loaded, getattr(data, "batch_size", None))
@@ -202,6 +206,7 @@ class Loop:
         epochs = part.epoch + part.last
         self._saves.changed = True
         self._progress.units = Units(units.batches + 1, units.records + part.records, epochs)
+        self._account()
         for scheduler in context.lr_schedulers:
             scheduler.after_batch(
                 units.batches + 1, epochs, ended=part.last, aggregation=context.learning.aggregation
@@ -209,6 +214,13 @@ class Loop:
         if part.last:
             for callback in self._callbacks.values():
                 callback.on_training_epoch_end(part.epoch)
+
+    def _account(self) -> None:
+        """Let the ledger know of a batch, and of what its optimizers left out."""
+        accounts, learning = self._core.governance.accounts, self._context.learning
+        if accounts is not None:
+            accounts.stepped(self._progress.units, skipped=learning.skipped)
+            learning.skipped = False
 
     def _governed(
         self, part: Slice, weight: float, share: int
@@ -301,7 +313,9 @@ class Loop:
         self._progress.owed = False
         self._saves.changed = True
         refuse_reserved(metrics)
-        metrics |= self._core.governance.metrics()
+        metrics |= self._core.governance.metrics(self._validator.losses)
+        if self._core.governance.accounts is not None:
+            self._core.governance.accounts.evaluated(metrics)
         self._session.report("validation", units, metrics)
         metric = training.searcher_metric(self._session, metrics, units)
         if training.beats(self._session, metric, self._progress.best):

@@ -17,7 +17,7 @@ import torch
 
 from hpcdet.data import rng
 from hpcdet.data.sample_order import Slice
-from hpcdet.policy.codes import PolicyRefused
+from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.process.console import say
 from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.api.trial import PyTorchTrial
@@ -27,8 +27,18 @@ if TYPE_CHECKING:
     from hpcdet.guard.guard import Guard
 
 
+RECORDS = 4
+"""Records of each rank's share that are compared at a probe."""
+
+
 class Probing:
-    """Probes at the first step of each attempt, and then every ``probe_every`` batches."""
+    """Probes at the first step of each attempt, and then every ``probe_every`` batches.
+
+    Attributes:
+        dataset: of the training, whose records are compared with the manifests of their sources.
+    """
+
+    dataset: Any = None
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, guard: Guard) -> None:
         self._trial, self._context, self._guard = trial, context, guard
@@ -36,6 +46,8 @@ class Probing:
         self._begun = False
         self._found: Findings | None = None
         self._tried = False
+        self._compared = False
+        self._records: tuple[int, list[str]] = 0, []
 
     def before(self, part: Slice, batch: Any, batches: int) -> None:
         """Probe this rank's first share of a batch, on its device, if that is due.
@@ -49,7 +61,9 @@ class Probing:
         if self._begun and not (every and batches % every == 0):
             return
         self._begun = True
+        self._compare_records(part)
         if self._context.reducer.shares_parameters:
+            self._guard.refuse_unprobed()
             if self._session.ranks.chief:
                 say("governance: fsdp2 has divided the parameters: rows are not probed")
             return
@@ -63,15 +77,67 @@ class Probing:
         finally:
             rng.restore(before, generators)
 
+    def _compare_records(self, part: Slice) -> None:
+        """Compare some records of a share with the manifests of their sources."""
+        governance = self._context.core.governance.state
+        self._compared = governance is not None and self.dataset is not None
+        if governance is None or not self._compared:
+            return
+        generators = self._session.registered.generators
+        before = rng.capture(generators)
+        try:
+            indices = part.indices[:RECORDS]
+            self._records = governance.chains.differing(self.dataset, indices)
+        except GovernanceBroken as error:  # said on all ranks
+            self._records = 0, [error.what]
+        finally:
+            rng.restore(before, generators)
+
+    def _told_records(self) -> None:
+        """Say of all ranks what was compared; all call together.
+
+        Raises:
+            GovernanceBroken: a record is not what its source's manifest lists (G111).
+        """
+        everyone = self._session.peers.allgather(self._records)
+        wrong = [line for one in everyone for line in one[1]]
+        if wrong:
+            raise GovernanceBroken(
+                "G111",
+                f"the training reads what was not admitted: {wrong[0]}",
+                where="record_bytes",
+                hint="put the data back from a backup; or record_bytes(index) gives other bytes "
+                "than `hpcdet data manifest --records` has digested",
+            )
+        compared = sum(one[0] for one in everyone)
+        if compared and self._session.ranks.chief:
+            self._session.tracker.record("governance", event="records", compared=compared)
+
     def after(self, batches: int) -> None:
-        """Put down what was measured before this batch; all ranks call together."""
+        """Put down what was measured before this batch; all ranks call together.
+
+        Raises:
+            GovernanceBroken: a record is not what its source's manifest lists (G111).
+        """
+        from hpcdet.guard.audit import joined
+
+        if self._compared:
+            self._compared = False
+            self._told_records()
         if not self._tried:
             return
         self._tried = False
         mine = None if self._found is None else dataclasses.asdict(self._found)
         everyone = [one for one in self._session.peers.allgather(mine) if one is not None]
-        if self._session.ranks.chief and everyone:
-            self._session.tracker.record("governance", event="probe", **_joined(everyone, batches))
+        if not everyone:
+            return
+        found = joined(everyone, batches)
+        if (state := self._context.core.governance.state) is not None:
+            state.probed(found)
+        if self._session.ranks.chief:
+            self._session.tracker.record("governance", event="probe", **found)
+            if (accounts := self._context.core.governance.accounts) is not None:
+                accounts.probed(found)
 
     def _loss(self, batch: Any, part: Slice, batches: int) -> torch.Tensor:
         with self._context.learning.precision():
@@ -114,21 +180,3 @@ class Probing:
 
 def _never(*_args: Any, **_kwargs: Any) -> None:
     pass
-
-
-def _joined(everyone: list[dict[str, Any]], batches: int) -> dict[str, Any]:
-    """Join the ranks' measurements: of each kind those of the first rank with rows of it."""
-    on: dict[str, Any] = {}
-    off: dict[str, Any] = {}
-    for one in everyone:
-        for kind, mine, plain in zip(one["kinds"], one["on"], one["off"], strict=True):
-            on.setdefault(kind, mine)
-            off.setdefault(kind, plain)
-    names = sorted(on)
-    return {
-        "step": batches,
-        "sources": names,
-        "layers": everyone[0]["layers"],
-        "on": [on[name] for name in names],
-        "off": [off[name] for name in names],
-    }

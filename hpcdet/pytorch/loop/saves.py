@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from hpcdet.checkpoint import LoadedState
+from hpcdet.checkpoint import Attest, LoadedState, Manifest
 from hpcdet.core.training import Cause
 from hpcdet.data import rng
 from hpcdet.errors import ConfigError, Unrecoverable
+from hpcdet.policy.codes import RESUME_CODES
+from hpcdet.process.console import say
 from hpcdet.pytorch.api.callback import PyTorchCallback
 from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.gradients import accumulated
 from hpcdet.pytorch.loop import trial_state
 from hpcdet.pytorch.loop.feeds import Feed
 from hpcdet.pytorch.loop.loop_progress import LoopProgress
+from hpcdet.pytorch.loop.trial_state import State
 from hpcdet.store.trials.manifests import ManifestMeta
+
+if TYPE_CHECKING:  # imported where there is a policy only
+    from hpcdet.guard.resume.verdicts import Check
 
 
 class Saves:
@@ -94,18 +101,37 @@ class Saves:
         if (position := self.feed.state()) is not None:
             private["data"] = position
         meta: ManifestMeta = {"global_batch": self.feed.batch}
+        attest: Attest | None = None
         if governance is not None:
-            meta["governance"] = governance.summary()
+            meta["governance"] = governance.summary() | self._fingerprints(
+                state["optimizers"], private.get("rng"), kept=bool(kept)
+            )
+            attest = self._account(state["governance"], meta["governance"])
         if self.feed.batch is None and (step := context.learning.step) is not None:
             meta["starts_epoch"] = step.starts
         if not session.save(
-            units, state, private, kept=kept, metric=metric, must=must, wait=wait, meta=meta
+            units,
+            state,
+            private,
+            kept=kept,
+            metric=metric,
+            must=must,
+            wait=wait,
+            meta=meta,
+            attest=attest,
         ):
             return
         self._saved_at, self.changed = units.batches, False
         self.announce()
         if wait:
             self._tell(session.keeper.latest)
+
+    def _account(self, state: Mapping[str, Any], summary: dict[str, Any]) -> Attest | None:
+        """Let the ledger account for a checkpoint before it is made."""
+        accounts = self._context.core.governance.accounts
+        if accounts is None:
+            return None
+        return accounts.checkpointed(self._progress.units.batches, state, summary)
 
     def announce(self) -> None:
         """Tell callbacks of what was written beside the training."""
@@ -163,13 +189,14 @@ class Saves:
         self._check(loaded, size)
         for callback in self._callbacks.values():
             callback.on_checkpoint_load_start(loaded.shared)
+        known = self._known(loaded)
         shared, private = loaded.shared, loaded.private or None
         trial_state.load_shared(self._context, shared, inherited=loaded.manifest.inherited)
         trial_state.load_gradients(self._context, shared, private)
         own = private.get("registered") if private is not None else None
         self._session.registered.load(shared.get("registered", {}), own)
         self.feed.load(private.get("data") if private is not None else None)
-        self._verify(loaded)
+        self._verify(loaded, known)
         if self._context.division.is_in(shared):
             trial_state.load_callbacks(self._callbacks, shared["callbacks"])
             self._context.division.load(shared, self._session.device)
@@ -178,8 +205,17 @@ class Saves:
         else:
             trial_state.load_private(self._context, self._callbacks, private)
 
-    def _verify(self, loaded: LoadedState) -> None:
-        """Verify what the checkpoint holds of the policy, and record the checks.
+    def _known(self, loaded: LoadedState) -> list[Check]:
+        """Verify the checkpoint beside the ledgers that it was made with.
+
+        Raises:
+            GovernanceBroken: one of these checks has failed.
+        """
+        accounts = self._context.core.governance.accounts
+        return [] if accounts is None else accounts.verify(loaded)
+
+    def _verify(self, loaded: LoadedState, known: list[Check]) -> None:
+        """Verify what the checkpoint holds of the policy, and record all checks.
 
         Raises:
             GovernanceBroken: one has failed that stops the trial.
@@ -194,14 +230,48 @@ class Saves:
                     hint="put policy.json back into the experiment's folder",
                 )
             return
-        checks = governance.state.load(
+        governance.state.planned.plan(self.feed.order)
+        checks = known + governance.state.load(
             found,
             trial_state.parameters(self._context),
             records=self._progress.units.records,
             order=self.feed.order,
             inherited=inherited,
         )
+        checks += self._compare_fingerprints(loaded) + governance.state.settle()
+        if any(one.code == "G105" and one.outcome == "unknown" for one in checks):
+            governance.state.complete = False
+        checks.sort(key=lambda one: one.number)
         self._session.tracker.record("governance", checks=[asdict(one) for one in checks])
+        for one in checks if self._session.ranks.chief else ():
+            if one.outcome == "warned":
+                say(f"{one.code}: {RESUME_CODES[one.code]}: {one.detail}")
+        self._begin_accounts(loaded.manifest, checks)
+
+    def _fingerprints(
+        self, optimizers: Sequence[State], generators: Any, *, kept: bool
+    ) -> dict[str, Any]:
+        """Fingerprints of what a checkpoint is about to hold."""
+        prints = self._context.core.governance.fingerprints
+        assert prints is not None
+        parameters = trial_state.parameters(self._context)
+        return prints.take(parameters, optimizers, generators, kept=kept)
+
+    def _compare_fingerprints(self, loaded: LoadedState) -> list[Check]:
+        """Compare what was put back with what the checkpoint says of it."""
+        prints = self._context.core.governance.fingerprints
+        assert prints is not None
+        private = loaded.private or {}
+        block = loaded.manifest.meta.get("governance") or {}
+        if (state := self._context.core.governance.state) and not loaded.manifest.inherited:
+            state.conformance = block.get("conformance")  # until a probe measures it again
+        return prints.compare(
+            block,
+            trial_state.parameters(self._context),
+            trial_state.optimizers(self._context),
+            private.get("rng"),
+            inherited=loaded.manifest.inherited,
+        )
 
     def _check(self, loaded: LoadedState, size: int | None) -> None:
         """See that a step means what it meant when the checkpoint was made."""
@@ -218,7 +288,21 @@ class Saves:
     def begin_governance(self) -> None:
         """A trial begins under its policy, if it has one."""
         if (governance := self._context.core.governance.state) is not None:
-            governance.start(trial_state.parameters(self._context))
+            governance.planned.plan(self.feed.order)
+            checks = governance.start(trial_state.parameters(self._context))
+            checks += governance.chains.checks()
+            self._session.tracker.record("governance", checks=[asdict(one) for one in checks])
+            self._begin_accounts(None, checks)
+
+    def _begin_accounts(self, origin: Manifest | None, checks: Sequence[Check]) -> None:
+        """Open the ledger of this attempt behind what it goes on from."""
+        governance = self._context.core.governance
+        if governance.accounts is not None and governance.state is not None:
+            heir = origin is not None and origin.inherited
+            inherited = governance.state.inherited if heir else None
+            governance.accounts.begin(origin, self._progress.units, checks, inherited)
+            governance.accounts.admit(self.feed.sources, self.feed.order)
+            governance.accounts.changed(governance.state.applied)
 
     def begin_random(self, loaded: LoadedState | None) -> None:
         """Random numbers, last: nothing may draw between here and the first batch."""

@@ -31,7 +31,6 @@ def shared(
 
     Of callbacks it has rank 0's state, for a resume with another number of ranks.
     """
-    names = _names(context)
     session = context.core.session
     of_all = context.division.shared_state(list(context.reducers.of(training=True)))
     if registered := session.registered.shared(session.peers):
@@ -43,7 +42,7 @@ def shared(
         **of_all,
         "models": [model.state_dict() for model in context.reducer.plain()],
         "other_buffers": [_other_buffers(model) for model in context.reducer.plain()],
-        "optimizers": [_optimizer(one, names) for one in context.optimizers],
+        "optimizers": optimizers(context),
         "lr_schedulers": [one.state_dict() for one in context.lr_schedulers],
         "scaler": context.scaler.state_dict() if context.scaler is not None else None,
         "gradients": gradients,
@@ -179,6 +178,12 @@ def parameters(context: PyTorchTrialContext) -> dict[str, torch.nn.Parameter]:
 
 def _names(context: PyTorchTrialContext) -> dict[int, str]:
     return {id(parameter): name for name, parameter in parameters(context).items()}
+
+
+def optimizers(context: PyTorchTrialContext) -> list[State]:
+    """The states of all optimizers, by name of parameter where torch has numbers."""
+    names = _names(context)
+    return [_optimizer(one, names) for one in context.optimizers]
 
 
 def _optimizer(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> State:

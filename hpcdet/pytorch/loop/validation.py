@@ -5,18 +5,25 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hpcdet.data import rng
+from hpcdet.data.sample_order import Slice
+from hpcdet.data.sourced import SourceTable
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch.api.callback import PyTorchCallback, takes
 from hpcdet.pytorch.api.context import PyTorchTrialContext
+from hpcdet.pytorch.api.data_loader import DataLoader
 from hpcdet.pytorch.api.trial import PyTorchTrial
 from hpcdet.pytorch.loop.feeds import passes, whole
 from hpcdet.pytorch.metrics.metrics import Tally, named
 from hpcdet.pytorch.metrics.reducers import Reducer
+
+if TYPE_CHECKING:  # of trials under a policy only
+    from hpcdet.guard.withheld import Losses
+    from hpcdet.pytorch.loop.twin_losses import TwinLosses
 
 Callbacks = Mapping[str, PyTorchCallback]
 
@@ -30,6 +37,9 @@ class Validator:
 
     Args:
         interrupted: asked after each batch, on every rank equally often: must this stop?
+
+    Attributes:
+        losses: of the twins at the last validation; None: there are none.
     """
 
     def __init__(
@@ -44,6 +54,9 @@ class Validator:
         self._callbacks = callbacks
         self._interrupted = interrupted
         self._data: Any = None
+        self._sources: SourceTable | None = None
+        self._twins: TwinLosses | None = None
+        self.losses: Losses | None = None
         self._full = overrides(trial, "evaluate_full_dataset")
         self._numbered = takes(trial.evaluate_batch, 2)
         if self._full == overrides(trial, "evaluate_batch"):
@@ -52,9 +65,18 @@ class Validator:
                 where=type(trial).__name__,
             )
 
-    def build(self) -> None:
-        """Make the data, once."""
+    def build(self, training: Any) -> None:
+        """Make the data, once. ``training``: the training data, which twins are of."""
         self._data = self._trial.build_validation_data_loader()
+        known = isinstance(self._data, DataLoader) and self._context.learning.guard is not None
+        self._sources = self._data.sources() if known else None
+        state = self._context.core.governance.state
+        if state is not None and state.twins is not None:
+            from hpcdet.pytorch.loop.twin_losses import TwinLosses
+
+            self._twins = TwinLosses(
+                self._trial, self._context, training, state.twins, self._interrupted
+            )
 
     def run(self) -> dict[str, Any] | None:
         """The metrics, on all ranks; None if it was interrupted."""
@@ -80,7 +102,8 @@ class Validator:
         outputs: list[Any] = []
         with context.reducer.silence(), context.learning.precision():
             metrics = self._whole() if self._full else self._batches(outputs)
-        if metrics is None:
+            measured = metrics is not None and self._measured()
+        if metrics is None or not measured:
             return None
         for callback in callbacks:
             callback.on_validation_epoch_end(outputs)
@@ -89,6 +112,13 @@ class Validator:
         for callback in callbacks:
             callback.on_validation_end(metrics)
         return metrics
+
+    def _measured(self) -> bool:
+        """Measure the twins, if there are any; False if it was interrupted."""
+        if self._twins is None:
+            return True
+        self.losses = self._twins.run()
+        return self.losses is not None
 
     def _batches(self, outputs: list[Any]) -> dict[str, Any] | None:
         context = self._context
@@ -104,7 +134,7 @@ class Validator:
             share = mine[place]
             # where ranks share the parameters, one without samples must take part all the same
             if part.weight or context.reducer.shares_parameters:
-                with context.division.evaluating(share, batches, index):
+                with context.division.evaluating(share, batches, index), self._whose(part):
                     ready = context.ready(batch)
                     position = (index,) if self._numbered else ()
                     found = named(self._trial.evaluate_batch(ready, *position))
@@ -115,6 +145,13 @@ class Validator:
             if share == mine[-1] and self._interrupted():
                 return None
         return dict(context.division.validated(tallies, batches))
+
+    def _whose(self, part: Slice) -> contextlib.AbstractContextManager[None]:
+        """Around the evaluation of a batch: lanes are on for rows whose sources the data say."""
+        guard = self._context.learning.guard
+        if guard is None:
+            return contextlib.nullcontext()
+        return guard.evaluated(self._sources and self._sources.at(part.indices))
 
     def _whole(self) -> dict[str, Any]:
         context = self._context

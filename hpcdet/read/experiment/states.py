@@ -11,7 +11,7 @@ from hpcdet.read.experiment.gather import Gathered, GatheredTrial, GatheredWorke
 from hpcdet.store.decisions import chain, lease
 from hpcdet.store.folder import home, layout
 from hpcdet.store.folder.records import ExperimentState
-from hpcdet.store.fs import packed
+from hpcdet.store.fs import beat_age, packed
 
 ENDED: frozenset[str] = frozenset({"COMPLETED", "CANCELED", "ERROR"})
 
@@ -108,8 +108,8 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     last sign of a holder of the lease, None if there never was one.
     """
     now = time.time() if now is None else now
-    turn = _last_turn(gathered)
-    age = None if turn is None else round(max(0.0, now - turn), 1)
+    last = _last_turn(gathered, now)
+    age = None if last is None else round(last, 1)
     state, _ = experiment_state(gathered)
     if state not in ENDED and (there := home.original(gathered.paths)) is not None:
         why = f"this is a copy of {there}, to which its jobs belong"
@@ -241,13 +241,14 @@ def lives(worker: GatheredWorker) -> bool:
     return worker.end is None and _is_fresh(worker.paths.beat, time.time())
 
 
-def _last_turn(gathered: Gathered) -> float | None:
+def _last_turn(gathered: Gathered, now: float) -> float | None:
+    """Return the age in seconds of the newest term's last sign; None if there never was a term."""
     terms = packed.numbers(gathered.paths.terms, ".json")
     if not terms:
         return None
     newest = gathered.paths.term(terms[-1])
-    times = (_mtime(path) for path in (newest, newest.with_suffix(".beat")))
-    return max((at for at in times if at is not None), default=None)
+    ages = (beat_age.age_s(path, now) for path in (newest, newest.with_suffix(".beat")))
+    return min((age for age in ages if age is not None), default=None)
 
 
 def _blind(gathered: Gathered) -> str:
@@ -255,13 +256,6 @@ def _blind(gathered: Gathered) -> str:
     return newest[1].blind if newest is not None and newest[1] is not None else ""
 
 
-def _is_fresh(path: Any, now: float) -> bool:
-    at = _mtime(path)
-    return at is not None and now - at <= FRESH_S
-
-
-def _mtime(path: Any) -> float | None:
-    try:
-        return float(path.stat().st_mtime)
-    except OSError:
-        return None
+def _is_fresh(path: Path, now: float) -> bool:
+    age = beat_age.age_s(path, now)
+    return age is not None and age <= FRESH_S

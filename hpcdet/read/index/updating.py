@@ -132,9 +132,10 @@ class _Update:
             return before, False
         known = {one.number for one in before.attempts} if before else set()
         trial = GatheredTrial(paths, self.journals)
+        # before any file is read: what is written meanwhile looks new to the next update
+        looked = Seen.now(watched(trial), now, seen, may_rest=True)
         news = already_read.read_on(trial, before, self.compared)
         text = already_read.remember(trial)
-        looked = Seen.now(watched(trial), now, seen, may_rest=True)
         self._remember(key, encode(looked), text)
         # checkpoints are not in the text: they are known by how their folders look
         if row is not None and row[1] == text and looked.like(seen):

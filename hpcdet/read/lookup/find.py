@@ -46,15 +46,13 @@ def experiments(root: Path) -> list[ExperimentPaths]:
     """Return every experiment below ``root``, oldest first. An absent root holds none.
 
     What is called ``experiment.yaml`` makes a folder one, whatever it is. Folders that cannot be
-    looked into (in a project's folder, those of others) and those that
-    vanish meanwhile are left out.
+    looked into (in a project's folder, those of others), links that lead nowhere or to themselves,
+    and folders that vanish meanwhile are left out.
     """
     try:
         with os.scandir(root) as entries:
             # with a dot in front: on its way here, or half removed
-            folders = [
-                Path(entry.path) for entry in entries if entry.name[:1] != "." and entry.is_dir()
-            ]
+            folders = [Path(entry.path) for entry in entries if entry.name[:1] != "."]
     except (FileNotFoundError, NotADirectoryError):
         return []
     found: list[tuple[int, str, ExperimentPaths]] = []

@@ -174,7 +174,7 @@ def _trial(
 
 
 def _saved(folder: Path, source: str) -> _Saved:
-    """Return what a checkpoint says of its exposure to a source.
+    """Return a checkpoint's exposure to a source.
 
     Raises:
         IntegrityError: its manifest is not what was written.

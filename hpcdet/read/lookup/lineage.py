@@ -13,7 +13,7 @@ from hpcdet.read.experiment import series, standings
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 from hpcdet.read.lookup import find
 from hpcdet.store.folder import home
-from hpcdet.store.fs import sealed_json
+from hpcdet.store.fs import files, sealed_json
 from hpcdet.store.trials import parents
 from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length, Unit
@@ -48,6 +48,7 @@ def chain(gathered: Gathered, trial: int) -> list[StretchView]:
 
     Raises:
         NotFound: there is no such trial.
+        IntegrityError: a trial is its own ancestor by the records.
     """
     trials = {each.number: each for each in gathered.trials}
     length = gathered.config.searcher.max_length
@@ -59,6 +60,8 @@ def chain(gathered: Gathered, trial: int) -> list[StretchView]:
         record = found.record if found is not None else None
         if found is None or record is None:
             raise NotFound("there is no such trial", where=f"{gathered.id}/{number}")
+        if any(row.trial == number for row in rows):
+            raise files.damaged(found.paths.record, "the trial is its own ancestor")
         origin = record.origin
         begins = int(origin["units"][unit]) if origin else 0
         to = rows[-1].from_ if rows else _reached(found, unit)

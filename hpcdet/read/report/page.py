@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.experiment.timing import PHASES
 from hpcdet.read.report import curves, fronts, timeline_chart
 from hpcdet.read.report.scale import number, slot_time
-from hpcdet.read.report.steps import steps, use, uses
+from hpcdet.read.report.step_phases import steps, use, uses
 from hpcdet.read.views import describe, logs, timeline, views
 from hpcdet.read.views.items import shape
 from hpcdet.read.views.spans import KINDS, WELL, spans, totals
@@ -27,6 +28,7 @@ ROWS = 1000
 """Rows that a table may have; what is more is said and left out."""
 TRACE_LINES = 40
 TRACE_CHARACTERS = 8000
+_LONGEST = 500
 _EXPECTED = WELL | {"preempted", "walltime", "canceled", "released"}
 
 
@@ -154,6 +156,14 @@ def _slot_time(slot_hours: float) -> str:
     return slot_time(slot_hours * 3600)
 
 
+def _recorded(value: Any) -> str:
+    """Format what a checkpoint records, at most ``_LONGEST`` characters of it."""
+    if isinstance(value, dict) and "signatures" in value:
+        return "a signed envelope"
+    text = json.dumps(value, sort_keys=True)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+
+
 def _short(time: str) -> str:
     """Format a time as ``2026-03-01 12:00:05``, UTC."""
     return time[:19].replace("T", " ")
@@ -169,6 +179,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "duration": units.duration,
     "number": number,
     "range": _range,
+    "recorded": _recorded,
     "shape": lambda value: shape(value, number),
     "short": _short,
     "size": units.size,

@@ -14,7 +14,7 @@ from hpcdet.store.folder import scratch
 from hpcdet.store.folder.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
 from hpcdet.store.fs import files
 from hpcdet.store.trials import staged, standing
-from hpcdet.store.trials.standing import MANIFEST, lineage
+from hpcdet.store.trials.standing import MANIFEST, Lineage
 
 CheckpointState = Literal["complete", "superseded", "partial", "damaged", "staged", "deleted"]
 _STATES: tuple[CheckpointState, ...] = ("complete", "superseded", "partial", "damaged")
@@ -70,7 +70,7 @@ def checkpoints(
 
 def _checkpoints(trial: GatheredTrial) -> list[CheckpointView]:
     saved = {line["name"]: line for a in trial.attempts for line in a.of_kind("checkpoint")}
-    there = _folders(trial.paths)
+    there = _folders(trial.paths, trial.lineage)
     names = sorted(set(saved) | set(there))
     rows = [
         _checkpoint(trial.paths, name, saved.get(name, {}), there.get(name, [])) for name in names
@@ -94,10 +94,9 @@ def _on_a_node(trial: GatheredTrial, names: Sequence[str]) -> list[CheckpointVie
     return [replace(row, state="staged", path="", on=[f"node {newest['host']}"])]
 
 
-def _folders(trial: TrialPaths) -> dict[str, list[tuple[CheckpointState, Path]]]:
+def _folders(trial: TrialPaths, line: Lineage) -> dict[str, list[tuple[CheckpointState, Path]]]:
     """Return state and folder of each checkpoint's copies, by its name."""
     found: dict[str, list[tuple[CheckpointState, Path]]] = {}
-    line = lineage(trial)
     for place in trial.checkpoint_places:
         try:
             entries = sorted(path.name for path in place.iterdir())

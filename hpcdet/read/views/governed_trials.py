@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from hpcdet.errors import IntegrityError
+from hpcdet.goals import RESERVED
+from hpcdet.policy import governed_metrics
 from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.policy.governed_metrics import TwinEvidence
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.trials import manifests
-from hpcdet.store.trials.standing import latest_checkpoint
 
 if TYPE_CHECKING:  # other verbs on policies need neither journals nor numpy
-    from hpcdet.read.experiment.gather import Gathered, GatheredTrial
+    from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTrial
+
+
+RECORDED = "permission and exposure, not influence"
+"""What the account of a governed model is about."""
+
+RESIDUAL_CHANNELS = (
+    "activations: a source that changes one layer changes what other sources teach the next",
+    "learning rates and their schedules, chosen by metrics of all data",
+    "early stopping, and choosing a checkpoint or a trial, by metrics of all data",
+)
+"""How a source may influence layers that it is denied; under ``isolated`` the last two only."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,35 @@ class MeasuredView:
 
 
 @dataclass(frozen=True)
+class ChainView:
+    """The provenance chain of a source, as it was verified before training."""
+
+    source: str
+    """The source."""
+    head: str
+    """Digest of its last link."""
+    complete: bool
+    """True if all that is required of it is there and holds."""
+    active: bool
+    """True if it is complete and records of the source were trained."""
+    reason: str
+    """Why it is not complete; "" if it is."""
+
+
+@dataclass(frozen=True)
+class GovernedNodesView:
+    """The nodes of an attempt."""
+
+    attempt: int
+    """The attempt's number."""
+    nodes: list[str]
+    """Names of its nodes."""
+    statement: Literal["signed", "declared", "none"]
+    """How they state what the policy requires of them; ``none``: it requires nothing. Each was
+    verified before the attempt touched code or data."""
+
+
+@dataclass(frozen=True)
 class GovernanceView:
     """A trial under a policy."""
 
@@ -70,8 +109,18 @@ class GovernanceView:
     """The trial's number."""
     step: int
     """Batches trained at the last checkpoint, of which the counts are."""
+    checkpoint: str
+    """The name of that checkpoint; "" if there is none."""
     assurance: str
     """``direct``, ``state_clean`` or ``isolated``."""
+    statement: Literal["signed", "declared", "none"]
+    """How nodes state what the policy requires of them."""
+    routed: bool
+    """False in the control of an ablation: every source changed every layer."""
+    records: str
+    """What the account is about."""
+    residual_channels: list[str]
+    """How a source may influence layers that it is denied."""
     policy_digest: str
     """Digest of the compiled policy."""
     sources: list[str]
@@ -95,8 +144,8 @@ class GovernanceView:
     made."""
     entropy: list[float | None]
     """Entropy of each layer's sources in [0, 1]; null without exposure."""
-    memorization: dict[str, float] | None
-    """Advantage by source; null if it is not measured."""
+    memorization: dict[str, TwinEvidence] | None
+    """Twins of the last validation that has any, by source; null if none is measured."""
     complete: bool
     """False if the weights have a history that is not known."""
     measured: list[MeasuredView]
@@ -105,15 +154,22 @@ class GovernanceView:
     """Checks of all resumes."""
     rollbacks: list[RollbackView]
     """Steps that were trained and lost."""
-    chains: list[str]
-    """Provenance chains that are complete and active."""
+    chains: list[ChainView]
+    """Provenance chains that were verified, by source."""
+    nodes: list[GovernedNodesView]
+    """Nodes, by attempt."""
+    recorded: dict[str, Any]
+    """What the checkpoint records besides, by its name: the ledger's head, spectral entropies."""
 
 
-def governance(source: ExperimentPaths | Gathered, trial: int = 0) -> list[GovernanceView]:
+def governance(
+    source: ExperimentPaths | Gathered, trial: int = 0, checkpoint: str = ""
+) -> list[GovernanceView]:
     """Return an item for each trial under the experiment's policy; none without a policy.
 
     Args:
         trial: only this one; 0 means all.
+        checkpoint: the one that is reported, by its name; "" means the latest of each trial.
 
     Raises:
         GovernanceBroken: the policy is not what was written.
@@ -125,62 +181,109 @@ def governance(source: ExperimentPaths | Gathered, trial: int = 0) -> list[Gover
         return []
     policy = CompiledPolicy.load(gathered.paths.compiled_policy)
     chosen = [one for one in gathered.trials if trial in (0, one.number)]
-    return [_view(one, policy) for one in chosen]
+    return [_view(one, policy, checkpoint) for one in chosen]
 
 
-def _view(trial: GatheredTrial, policy: CompiledPolicy) -> GovernanceView:
+def _view(trial: GatheredTrial, policy: CompiledPolicy, checkpoint: str) -> GovernanceView:
     from hpcdet.policy import measures
+    from hpcdet.read.experiment import governed_checkpoint
 
-    step, block = _block(trial)
-    sources = [one.id for one in policy.sources]
-    matrix = [list(row) for row in policy.matrix]
-    exposure = block.get("exposure") or [[0.0] * len(policy.layers) for _ in sources]
-    rows, dropped = dict(block.get("rows") or {}), int(block.get("dropped") or 0)
-    total = sum(rows.values()) + dropped
+    said = governed_checkpoint.read(trial, policy, checkpoint)
+    total = sum(said.rows.values()) + said.dropped
     lines = [
         (attempt.number, line)
         for attempt in trial.attempts
         for line in attempt.of_kind("governance")
     ]
+    until = said.step if checkpoint else math.inf
     measured = [_measured(line) for _, line in lines if line.get("event") == "probe"]
-    found = [_conforms(one, policy, block.get("parameters", {})) for one in measured]
+    measured = [one for one in measured if one.step <= until]
+    found = [_conforms(one, policy, said.parameters) for one in measured]
     least = [one for each in found for one in each[0] if not math.isnan(one)]
+    uncovered = measures.coverage(said.exposure, [False] * len(policy.sources))
     return GovernanceView(
         trial=trial.number,
-        step=step,
+        step=said.step,
+        checkpoint=said.name,
         assurance=policy.assurance,
+        statement=_statement(policy),
+        routed=True,
+        records=RECORDED,
+        residual_channels=list(RESIDUAL_CHANNELS[policy.assurance == "isolated" :]),
         policy_digest=policy.digest,
-        sources=sources,
+        sources=[one.id for one in policy.sources],
         layers=[one.id for one in policy.layers],
-        matrix=matrix,
-        exposure=exposure,
-        rows=rows,
-        coverage=_known(measures.coverage(exposure, [False] * len(sources)).tolist()),
-        admission=measures.admission(total - dropped, dropped) if total else None,
+        matrix=[list(row) for row in policy.matrix],
+        exposure=said.exposure,
+        rows=said.rows,
+        coverage=_known(uncovered.tolist()) if said.coverage is None else said.coverage,
+        admission=measures.admission(total - said.dropped, said.dropped) if total else None,
         conformance=min(least, default=None),
         violations=sum(each[1] for each in found) if measured else None,
-        entropy=_known(measures.source_entropy(exposure).tolist()),
-        memorization=None,
-        complete=bool(block.get("complete", True)),
+        entropy=_known(measures.source_entropy(said.exposure).tolist()),
+        memorization=_twins(trial, policy, until),
+        complete=said.complete,
         measured=measured,
-        checks=[
-            CheckView(attempt, **{key: one[key] for key in ("number", "code", "outcome", "detail")})
-            for attempt, line in lines
-            for one in line.get("checks", ())
-        ],
+        checks=_checks(lines),
         rollbacks=_rollbacks(trial),
-        chains=[],
+        chains=[one for given in said.chains if (one := _chain(given)) is not None],
+        nodes=[_nodes(one, policy) for one in trial.attempts if any(one.of_kind("start"))],
+        recorded=said.others,
     )
 
 
-def _block(trial: GatheredTrial) -> tuple[int, Mapping[str, Any]]:
-    """The last checkpoint's step and its summary of governance; empty if there is none."""
-    name = latest_checkpoint(trial.paths)
-    for place in trial.paths.checkpoint_places if name else ():
-        with contextlib.suppress(IntegrityError, OSError):
-            meta = manifests.read(place / name)["meta"]
-            return int(meta.get("batches", 0)), meta.get("governance", {})
-    return 0, {}
+def _checks(lines: Iterable[tuple[int, Mapping[str, Any]]]) -> list[CheckView]:
+    """The checks of all attempts, in the order of their numbers."""
+    found = [
+        CheckView(attempt, one["number"], one["code"], one["outcome"], one["detail"])
+        for attempt, line in lines
+        for one in line.get("checks", ())
+    ]
+    return sorted(found, key=lambda one: (one.attempt, one.number))
+
+
+def _chain(given: Any) -> ChainView | None:
+    """A chain as a checkpoint records it; None of what has no source."""
+    if not isinstance(given, Mapping) or not isinstance(given.get("source"), str):
+        return None
+    return ChainView(
+        source=given["source"],
+        head=str(given.get("head") or ""),
+        complete=given.get("complete") is True,
+        active=given.get("active") is True,
+        reason=str(given.get("reason") or ""),
+    )
+
+
+def _statement(policy: CompiledPolicy) -> Literal["signed", "declared", "none"]:
+    asked = policy.on_nodes
+    return asked.statement if asked.capabilities else "none"
+
+
+def _nodes(attempt: GatheredAttempt, policy: CompiledPolicy) -> GovernedNodesView:
+    claim = attempt.claim
+    names = (claim.nodes or [claim.host]) if claim is not None else []
+    return GovernedNodesView(attempt.number, names, _statement(policy))
+
+
+def _twins(
+    trial: GatheredTrial, policy: CompiledPolicy, until: float
+) -> dict[str, TwinEvidence] | None:
+    """What the last validation up to a step has shown of twins."""
+    from hpcdet.read.experiment import series
+
+    rules = policy.memorization
+    if rules is None or rules.twins is None:
+        return None
+    rows = [row for row in series.of_trial(trial) if row["group"] == "validation"]
+    rows = [row for row in rows if row["name"].startswith(RESERVED) and not row["superseded"]]
+    by_step: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        by_step.setdefault(row["step"], {})[row["name"]] = row["value"]
+    for step in sorted((one for one in by_step if one <= until), reverse=True):
+        if found := governed_metrics.twin_evidence(by_step[step]):
+            return found
+    return None
 
 
 def _measured(line: Mapping[str, Any]) -> MeasuredView:

@@ -29,7 +29,7 @@ from hpcdet.space.domains import (
 )
 from hpcdet.space.errors import Path
 from hpcdet.space.space import MAX_REDRAWS, Space, bits
-from hpcdet.space.tree import Axis
+from hpcdet.space.space_tree import Axis
 
 
 class Explorer(Protocol):

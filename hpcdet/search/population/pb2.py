@@ -23,7 +23,7 @@ from hpcdet.search.population.explore import Explorer, Perturb
 from hpcdet.space.domains import Domain, Double, Int, Log, LogInt, LogUniform, uniform
 from hpcdet.space.errors import Path
 from hpcdet.space.space import Space, bits
-from hpcdet.space.tree import Axis
+from hpcdet.space.space_tree import Axis
 from hpcdet.space.unit_scale import at, place_of
 
 Array = NDArray[np.float64]

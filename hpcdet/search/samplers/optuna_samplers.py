@@ -40,7 +40,7 @@ from hpcdet.space.domains import (
 )
 from hpcdet.space.errors import dotted
 from hpcdet.space.space import MAX_REDRAWS, Space, bits
-from hpcdet.space.tree import Axis
+from hpcdet.space.space_tree import Axis
 from hpcdet.space.unit_scale import index_of
 
 if TYPE_CHECKING:

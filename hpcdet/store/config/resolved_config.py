@@ -186,6 +186,7 @@ class Governance:
 
     Attributes:
         digest: of the compiled policy.
+        commitment: to ``twin_key``, where the policy asks for twins; else "".
     """
 
     policy: Annotated[str, Key(required=True, min_length=1)] = ""
@@ -194,7 +195,10 @@ class Governance:
     """The key that signs the run's evidence: {env: NAME} or {file: PATH}; drawn if absent."""
     twin_key: dict[str, str] | None = None
     """The key that tosses the coins of twins: {env: NAME} or {file: PATH}; drawn if absent."""
+    data: Literal["sample", "all"] = "sample"
+    """How much of sources with manifests each attempt compares: a few files, or all."""
     digest: Annotated[str, Key(own=True)] = ""
+    commitment: Annotated[str, Key(own=True)] = ""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ and else in turns, as attempts from before there were limits have no number.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,17 +29,19 @@ class AttemptCosts:
     Attributes:
         cost: what an attempt cost by its records; None if it never ran.
         stay: called for each trial that is read, to keep the lease meanwhile.
+        clock: real seconds, as the times of files are.
         reserved: the reservations that are known, in their order: number n is at n - 1.
     """
 
     paths: ExperimentPaths
     cost: Callable[[Claim | None, End | None], Stretch | None]
     stay: Callable[[], None]
+    clock: Callable[[], float] = time.monotonic
     reserved: list[Reservation] = field(default_factory=list)
     _ended: dict[Key, Stretch | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._trials = observer.standings(self.paths)
+        self._trials = observer.standings(self.paths, self.clock)
 
     def stretches(self) -> dict[Key, Stretch]:
         """Return all attempts that ran or run."""

@@ -35,11 +35,13 @@ class Spending:
     """The reader of one experiment's costs; attempts and workers that have ended are read once.
 
     ``stay``: called for each trial and worker that is read, to keep the lease meanwhile.
+    ``clock``: real seconds, as the times of files are.
     """
 
     paths: ExperimentPaths
     resolved: Resolved
     stay: Callable[[], None] = _nobody
+    clock: Callable[[], float] = time.monotonic
     _left: dict[str, GrantedAllocation] = field(default_factory=dict)
     _under: RunLimits | None = None
     slots: Slots = field(init=False)
@@ -50,7 +52,7 @@ class Spending:
         self.slots = Slots(self.paths, self.resolved)
         self.book = Book(self.paths)
         self.ledger = AttemptCosts(
-            self.paths, lambda claim, end: stretch(claim, end, self.slots), self.stay
+            self.paths, lambda claim, end: stretch(claim, end, self.slots), self.stay, self.clock
         )
 
     @property

@@ -203,6 +203,11 @@ class ExperimentPaths:
         return self.root / "policies"
 
     @property
+    def certificates(self) -> Path:
+        """The folder of certificates of the run key, from 1 (``policy.keys.run_keys``)."""
+        return self.root / "certificates"
+
+    @property
     def compiled_policy(self) -> Path:
         """The policy as it is enforced (``policy.compiled``); write-once."""
         return self.root / "policy.json"

@@ -64,16 +64,26 @@ class Seen:
 
     @classmethod
     def now(
-        cls, paths: Sequence[str], now: float, before: Seen | None = None, *, may_rest: bool = False
+        cls,
+        paths: Sequence[str],
+        now: float,
+        before: Seen | None = None,
+        *,
+        may_rest: bool = False,
+        found: Sequence[Look] | None = None,
     ) -> Seen:
-        """Return how the files look now, of which a value has just been read.
+        """Return how the files look of which a value is read.
+
+        Call it before the reading wherever it is known which files that will be: of what changes
+        in between, the looks are then older than the value, and it is read once more.
 
         Args:
             may_rest: files that are older than ``SKEW_S`` by this host's clock count as settled,
                 and are not read again after a tick: for readers whose value may be late where a
                 file server's clock is off, and not for those who decide by it.
+            found: the looks of ``paths``, where they were taken already.
         """
-        found = looks(paths)
+        found = looks(paths) if found is None else found
         seen = cls(paths, found, now, now)
         if before is not None and before.like(seen):
             return cls(paths, found, before.changed, now)
@@ -105,7 +115,7 @@ class Watched(Generic[Value]):
     """A value cached from files.
 
     Args:
-        read: reads it.
+        read: reads it; with ``may_rest``, no sooner than it is used, so that the looks are older.
         paths: the files and folders that look different whenever the value becomes another one.
         clock: real seconds, as the times of files are.
         may_rest: see ``Seen.now``.
@@ -140,10 +150,18 @@ class Watched(Generic[Value]):
             OSError: the storage is unavailable; ``value`` is as before.
         """
         now, seen = self._clock(), self._seen
-        if seen is not None and not seen.is_due(now) and (spared() or seen.holds(now)):
+        due = seen is None or seen.is_due(now)
+        if not due and spared():
+            return False
+        found = looks(seen.paths) if seen is not None else []  # before the reading
+        if seen is not None and not due and found == seen.looks:
             return False
         value = self._read()
-        self._seen = Seen.now(self._paths(value), now, seen, may_rest=self._may_rest)
+        paths = self._paths(value)
+        same = seen is not None and paths == seen.paths
+        self._seen = Seen.now(
+            paths, now, seen, may_rest=self._may_rest, found=found if same else None
+        )
         self.value = value
         return True
 

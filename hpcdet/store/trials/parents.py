@@ -14,14 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import IntegrityError
-from hpcdet.store.folder.layout import CHECKPOINT_NAME, INHERITED, ExperimentPaths, TrialPaths
-from hpcdet.store.fs import sealed_json
+from hpcdet.store.folder.layout import (
+    CHECKPOINT_NAME,
+    INHERITED,
+    AttemptPaths,
+    ExperimentPaths,
+    TrialPaths,
+)
+from hpcdet.store.fs import files, packed, sealed_json
 from hpcdet.store.trials import hard_links
 from hpcdet.store.trials.standing import MANIFEST, checkpoints, lineage
 from hpcdet.units import UNITS, Length, Unit
 
 _TEXT = re.compile(rf"(?:(.+)/)?([1-9]\d*)(?:@(\d+) ({'|'.join(UNITS)}))?")
 
+_CHUNK = 1 << 20
 _ITS_OWN = ("untold", "metric", "kept", "kind", "trial", "journal_bytes")
 """What a checkpoint says that holds for the trial that made it, and not for its children."""
 
@@ -69,11 +76,13 @@ class Donation:
     Attributes:
         at: the length of its trial then, in the requested unit.
         manifest: the checkpoint's manifest.
+        donor: the trial that has it.
     """
 
     folder: Path
     at: int
     manifest: dict[str, Any]
+    donor: TrialPaths | None = None
 
     @property
     def step(self) -> int:
@@ -102,7 +111,7 @@ def donations(trial: TrialPaths, unit: str) -> list[Donation]:
             continue
         step = int(name.partition(".")[0])
         at = step if unit == "batches" else int(manifest["meta"].get(unit, 0))
-        found.append(Donation(folder, at, manifest))
+        found.append(Donation(folder, at, manifest, trial))
     return found
 
 
@@ -157,6 +166,36 @@ def give(donation: Donation, child: TrialPaths) -> dict[str, Any]:
         without=_ITS_OWN,
         previous=donation.manifest[sealed_json.ROOT],
     )
+
+
+def give_ledgers(donation: Donation, child: TrialPaths) -> None:
+    """Copy the ledgers of a trial of another experiment, which may be gone when a child begins.
+
+    Raises:
+        IntegrityError: one is no plain file.
+        OSError: the disk is full or fails.
+    """
+    for ledger in [] if donation.donor is None else ledgers(donation.donor):
+        try:
+            with packed.open_file(ledger.ledger) as file:
+                copy = kept_ledgers(child).attempt(ledger.number).ledger
+                files.make_folder(copy.parent)
+                files.replace(copy, iter(functools.partial(file.read, _CHUNK), b""))
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # an attempt without a policy, or without a first step
+
+
+def ledgers(trial: TrialPaths) -> list[AttemptPaths]:
+    """Return the attempts whose ledgers say what a trial was trained on.
+
+    Of one that stands for a trial of another experiment they are copies.
+    """
+    return trial.attempts() or kept_ledgers(trial).attempts()
+
+
+def kept_ledgers(child: TrialPaths) -> TrialPaths:
+    """Return where a trial keeps copies of its parent's ledgers."""
+    return TrialPaths(child.root / "parent", child.number)
 
 
 def given(child: TrialPaths) -> dict[str, Any] | None:

@@ -112,7 +112,8 @@ class Session:
                 "P16",
                 "the experiment has a policy, and this training is not governed by it",
                 where="governance.policy",
-                hint="train a PyTorchTrial, whose models and data the policy governs",
+                hint="train a PyTorchTrial, or give a loop of your own its models and batches by "
+                "context.governance",
             )
 
     # -- beginning ---------------------------------------------------------------------------

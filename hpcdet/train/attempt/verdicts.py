@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from typing import Literal
 
 from hpcdet.errors import Unrecoverable
 from hpcdet.policy.codes import NODE_REFUSED, GovernanceBroken
@@ -35,7 +36,8 @@ def verdict_on(error: BaseException, checkpoint: str) -> Verdict:
         )
     if _is_refused(error):
         return _refused(error, checkpoint)
-    unrecoverable = isinstance(error, Unrecoverable)
+    # whatever governed state a check has stopped at is there at the next attempt, too
+    unrecoverable = isinstance(error, Unrecoverable | GovernanceBroken)
     return Verdict(
         "norestart" if unrecoverable or isinstance(error, InvalidHP) else "fail",
         "error",
@@ -59,7 +61,9 @@ def unsaid_failure(place: AttemptLocation, error: BaseException) -> int:
         return peers_lost(error)
     error = clearer(error)
     say_error(error)
-    said = Verdict("fail", "error", error=last_line(error), at=files.now())
+    broken = isinstance(error, GovernanceBroken)  # of policy, chain or data: again is no better
+    kind: Literal["norestart", "fail"] = "norestart" if broken else "fail"
+    said = Verdict(kind, "error", error=last_line(error), unrecoverable=broken, at=files.now())
     (_refused(error) if _is_refused(error) else said).write_once(place.attempt.verdict)
     return 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import CheckpointFailed, Frozen, Image, LoadedState, Manifest, Saved
+from hpcdet.checkpoint import Attest, CheckpointFailed, Frozen, Image, LoadedState, Manifest, Saved
 from hpcdet.checkpoint.io import memory_limit
 from hpcdet.checkpoint.keep import retention
 from hpcdet.process.console import say
@@ -103,7 +103,7 @@ class Keeper:
         self._copies.request()  # what an attempt before had no time to copy
         self._stage.request()
 
-    def save(
+    def save(  # noqa: PLR0913 - the parts of a checkpoint
         self,
         step: int,
         shared: Any,
@@ -115,6 +115,7 @@ class Keeper:
         must: bool = False,
         wait: bool = True,
         alone: bool = False,
+        attest: Attest | None = None,
     ) -> bool:
         """Make a checkpoint after ``step`` batches.
 
@@ -126,6 +127,7 @@ class Keeper:
             wait: it is durable and verified when this returns; else the state is copied, and
                 what comes of it is heard of later (``conclude``, ``drain``).
             alone: rank 0 saves, and no other rank calls.
+            attest: adds to ``meta`` on rank 0, right before the commit (``checkpoint.save``).
 
         Returns:
             Whether there is one: it was or is being written, now or by an earlier call.
@@ -149,7 +151,7 @@ class Keeper:
         if untold := self._tracker.untold():
             described["untold"] = untold
         known = None if metric is None else number(metric)
-        order = SaveRequest(step, tuple(kept), known, shared, private, described)
+        order = SaveRequest(step, tuple(kept), known, shared, private, described, attest)
         try:
             (self._copies.prepare if alone else self._copies.prepare_together)()
             where = None if alone else self._stage.takes()
@@ -198,6 +200,7 @@ class Keeper:
             order.private,
             exchange=checkpoint.alone if alone else self._peers.allgather,
             meta=order.meta(),
+            attest=order.attest,
             **self._how(alone),
         )
         self._committed(folder, order, saved)
@@ -218,6 +221,7 @@ class Keeper:
             order.shared,
             order.private,
             meta=meta,
+            attest=about.attest,
             committed=lambda saved: self._committed(folder, about, saved),
             **self._how(),
         )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypedDict
 
-from hpcdet.checkpoint import CheckpointFailed, Saved, Saving, StateError
+from hpcdet.checkpoint import Attest, CheckpointFailed, Saved, Saving, StateError
 from hpcdet.errors import UsageError
 from hpcdet.process.location import AttemptLocation
 from hpcdet.store.trials import standing
@@ -22,6 +22,7 @@ class SaveOptions(TypedDict, total=False):
     must: bool
     wait: bool
     alone: bool
+    attest: Attest | None
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class SaveRequest:
     Attributes:
         kept: reasons why the rules of retention see it; none for a resume checkpoint.
         metric: the searcher's at this step, as records have it.
-        described: what else the manifest is to say.
+        described: what else the manifest is to say; ``attest`` adds to it when the content's digest
+            is known (``checkpoint.save``).
     """
 
     step: int
@@ -40,6 +42,7 @@ class SaveRequest:
     shared: Any
     private: Any
     described: ManifestMeta
+    attest: Attest | None = None
 
     def meta(self) -> ManifestMeta:
         """Return the manifest's metadata beside the state."""
@@ -66,7 +69,7 @@ class SaveRequest:
 
     def without_state(self) -> SaveRequest:
         """The same, not keeping alive what was copied."""
-        return SaveRequest(self.step, self.kept, self.metric, None, None, self.described)
+        return replace(self, shared=None, private=None)
 
 
 def agreed(peers: Peers, step: int, last: int, latest: str) -> tuple[int, str]:

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.spending import epoch
-from hpcdet.store.folder.layout import AttemptPaths, TrialPaths
+from hpcdet.store.folder.layout import AttemptPaths
 from hpcdet.store.folder.records import Claim
 from hpcdet.store.fs import journal
-from hpcdet.store.trials.controls import in_force
-from hpcdet.store.trials.standing import Standing, claimed
+from hpcdet.store.trials.standing import TrialFiles
 from hpcdet.units import UNITS
 from hpcdet.worker.allocation.time_left import Remaining
 
@@ -88,7 +87,7 @@ class Fitting:
         """Add an attempt that has ended in this allocation."""
         self.here = [*self.here[1 - LATEST :], attempt]
 
-    def fits(self, trial: TrialPaths, stands: Standing) -> bool:
+    def fits(self, trial: TrialFiles) -> bool:
         """True if a trial can progress in the time left; a fresh allocation is used at least once.
 
         Journals of former attempts are read only in the second half of an allocation.
@@ -96,7 +95,7 @@ class Fitting:
         left_s = self.time.left_s
         if left_s >= self.time.length_s / 2:
             return True
-        need = self.need(trial, stands)
+        need = self.need(trial)
         if need is None or need.whole_s <= left_s:
             return True
         self.passed_over.add(trial.number)
@@ -106,12 +105,13 @@ class Fitting:
             self.note("passed_over", trial=trial.number, left_s=round(left_s, 1), **about)
         return False
 
-    def need(self, trial: TrialPaths, stands: Standing) -> Need | None:
+    def need(self, trial: TrialFiles) -> Need | None:
         """Return the time that the next attempt of a trial needs; None if no pace was measured."""
-        pace = self._pace(claimed(trial)[-LATEST:]) or self._pace(self.here)
+        latest = [attempt.paths for attempt in trial.attempts[-LATEST:]]
+        pace = self._pace(latest) or self._pace(self.here)
         if pace is None:
             return None
-        to_go = self._to_go(trial, stands, pace)
+        to_go = self._to_go(trial, pace)
         return Need(pace.start_s, pace.useful_s(to_go), max(self.time.lead_s, pace.save_s))
 
     def _pace(self, attempts: Sequence[AttemptPaths]) -> AttemptPace | None:
@@ -125,9 +125,9 @@ class Fitting:
                 found.append(pace)
         return _middle(found)
 
-    def _to_go(self, trial: TrialPaths, stands: Standing, pace: AttemptPace) -> float:
+    def _to_go(self, trial: TrialFiles, pace: AttemptPace) -> float:
         """Return the batches left to the next rung or the end; infinity if that is unknown."""
-        search, control = self.resolved.searcher, in_force(trial)
+        search, control = self.resolved.searcher, trial.control
         last = (control.until if control else None) or search.max_length
         if last is None:
             return math.inf
@@ -137,9 +137,10 @@ class Fitting:
             if not done:
                 return math.inf
             each = pace.units.get("batches", 0) / done
+        trained = trial.standing.batches
         ends = [rung.value for rung in search.rungs if rung.unit == last.unit] + [last.value]
         return min(
-            (end * each - stands.batches for end in ends if end * each > stands.batches),
+            (end * each - trained for end in ends if end * each > trained),
             default=math.inf,
         )
 

@@ -9,14 +9,14 @@ from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
 from hpcdet.store.folder.records import Claim, End
 from hpcdet.store.fs import files
 from hpcdet.store.trials import observer
-from hpcdet.store.trials.standing import Standing
+from hpcdet.store.trials.standing import Standing, TrialFiles
 
 _OVER = frozenset(("stopped", "failed"))
 """Not ``done``: a searcher may ask for more of a trial that has come as far as it was asked to."""
 
 
 class Outlook:
-    """The standings of an experiment's trials as one worker last read them."""
+    """The trials of an experiment as one worker last read them."""
 
     def __init__(self, paths: ExperimentPaths, clock: Callable[[], float] = time.monotonic) -> None:
         self._trials = observer.standings(paths, clock)
@@ -42,8 +42,8 @@ class Outlook:
         """Remember a claim that a storage error left uncertain, so that ``begin`` releases it."""
         self._perhaps.append((attempt, claim))
 
-    def standing(self, number: int) -> Standing:
-        """Return the standing of a trial; of one that is over, perhaps as of some passes ago.
+    def trial(self, number: int) -> TrialFiles:
+        """Return a trial by one reading of its files; if it is over, perhaps of some passes ago.
 
         Only a user's command can bring one back that is over.
 
@@ -51,10 +51,9 @@ class Outlook:
             OSError: the storage is unavailable.
         """
         self._trials.look(number)
-        stands = self._trials[number].standing
-        quiet = self._trials.quiet
-        (quiet.add if stands.state in _OVER else quiet.discard)(number)
-        return stands
+        found, quiet = self._trials[number], self._trials.quiet
+        (quiet.add if found.standing.state in _OVER else quiet.discard)(number)
+        return found
 
     def now(self, number: int) -> Standing:
         """Return the current standing of a trial, even of one that is over.
@@ -63,4 +62,4 @@ class Outlook:
             OSError: the storage is unavailable.
         """
         self._trials.quiet.discard(number)
-        return self.standing(number)
+        return self.trial(number).standing

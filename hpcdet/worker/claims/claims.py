@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator
 
 from hpcdet.jobs.script.launch import Allocation
 from hpcdet.store.cost.spending import Spending, epoch
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
 from hpcdet.store.folder.records import Claim, End, Reason, Verdict, WorkerClaim, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
-from hpcdet.store.fs import files, packed
+from hpcdet.store.fs import beat_age, files, packed
 from hpcdet.store.trials import progress
-from hpcdet.store.trials.controls import in_force
-from hpcdet.store.trials.standing import Standing, claimed, reason_of
+from hpcdet.store.trials.standing import Standing, TrialFiles, claimed, reason_of
 from hpcdet.worker.claims.claimable import Outlook
 from hpcdet.worker.turns.storage_retry import insist
 
@@ -107,10 +104,9 @@ def is_silent(paths: ExperimentPaths, longer_s: float) -> bool:
     for worker in paths.workers():
         if packed.exists(worker.end):
             continue
-        with contextlib.suppress(FileNotFoundError):
-            old = time.time() - worker.beat.stat().st_mtime > longer_s
-            if old and any(not packed.exists(one.end) for one in attempts_of(paths, worker)):
-                return True
+        old = (beat_age.age_s(worker.beat) or 0.0) > longer_s
+        if old and any(not packed.exists(one.end) for one in attempts_of(paths, worker)):
+            return True
     return False
 
 
@@ -119,7 +115,7 @@ def next_attempt(
     worker: WorkerPaths,
     allocation: Allocation,
     spending: Spending | None = None,
-    fits: Callable[[TrialPaths, Standing], bool] = lambda *_: True,
+    fits: Callable[[TrialFiles], bool] = lambda _: True,
     outlook: Outlook | None = None,
     heard: Callable[[], str] = lambda: "",
 ) -> AttemptPaths | None:
@@ -127,7 +123,8 @@ def next_attempt(
 
     Args:
         spending: keeps the claim within the experiment's limits; None: there are none.
-        fits: whether a trial gets anywhere in what is left of the allocation.
+        fits: whether a trial gets anywhere in what is left of the allocation; asked of the same
+            reading of its files by which it may be claimed.
         outlook: what is known from former calls.
         heard: says something once there is no time for this any more.
 
@@ -139,11 +136,11 @@ def next_attempt(
     for trial in paths.trials():
         if heard():
             return None
-        stands = outlook.standing(trial.number)
+        found = outlook.trial(trial.number)
         # a control is there before the record: what hides it may hide claims, too
-        if not may_take(worker, stands) or in_force(trial) is None or not fits(trial, stands):
+        if not may_take(worker, found.standing) or found.control is None or not fits(found):
             continue
-        attempt = trial.attempt(stands.next_attempt)
+        attempt = trial.attempt(found.standing.next_attempt)
         at = files.now()
         reserved = spending.admit(allocation.end_at, epoch(at)) if spending else math.inf
         if reserved is None:

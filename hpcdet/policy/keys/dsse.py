@@ -63,6 +63,18 @@ def verify(envelope: Mapping[str, Any], public_keys: Iterable[str]) -> bytes:
     raise GovernanceBroken("G102", "none of the trusted keys has signed it")
 
 
+def content(envelope: Mapping[str, Any]) -> bytes:
+    """Return the payload of an envelope, whoever has signed it.
+
+    Raises:
+        GovernanceBroken: G102: it is no envelope.
+    """
+    try:
+        return base64.b64decode(envelope["payload"], validate=True)
+    except (KeyError, TypeError, ValueError) as error:
+        raise GovernanceBroken("G102", f"it is no DSSE envelope ({error!r})") from None
+
+
 def encoded(payload_type: str, payload: bytes) -> bytes:
     """Return the bytes that are signed (PAE)."""
     kind = payload_type.encode()

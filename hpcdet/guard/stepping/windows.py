@@ -60,6 +60,10 @@ class Window:
         self.passes += first
         self.local[number] = self.local.get(number, np.zeros(self.layers)) + part
 
+    def copy(self) -> Window:
+        """Another one of the same passes."""
+        return Window(self.layers, self.passes, self.shares.copy(), dict(self.local))
+
     def parts(self) -> Parts:
         """This rank's ``local`` as ranks can send it."""
         return [(number, part.tolist()) for number, part in sorted(self.local.items())]

@@ -1,0 +1,1 @@
+"""Campaigns that show what governance does, each by real experiments."""

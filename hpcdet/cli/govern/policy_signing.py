@@ -1,0 +1,254 @@
+"""``policy keygen`` and ``policy sign``: keys of people, and what they vouch for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcdet.cli.frame.output import Column, Output, output
+from hpcdet.cli.frame.settings import settings
+from hpcdet.errors import NotFound, Unavailable, UsageError
+from hpcdet.store.config.resolved_config import Governance
+from hpcdet.store.folder.layout import ExperimentPaths
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+THERE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_SHARED = 0o644
+_HEX = re.compile(r"[0-9a-f]{64}")
+_KEYS = (Column("PATH", "path"), Column("PUBLIC", "public", cut=False))
+_SIGNED = (
+    Column("KIND", "kind", cut=False),
+    Column("OF", "of"),
+    Column("KEY", lambda row: f"{row.key[:16]}…" if row.key else "-", cut=False),
+    Column("PATH", "path"),
+    Column("WHAT", "what", wide=True),
+)
+
+
+@dataclass(frozen=True)
+class DrawnKeyView:
+    """A key that was made."""
+
+    path: str
+    """The file with the private key, readable by its owner only."""
+    public: str
+    """The public key, 64 hex digits, as a policy's ``trust`` lists it."""
+
+
+@dataclass(frozen=True)
+class SignedView:
+    """What was signed."""
+
+    kind: str
+    """``approval`` of a policy, ``certificate`` of a run key, ``run_key``: nothing was signed."""
+    of: str
+    """The policy's name, or the experiment."""
+    what: str
+    """Digest of the policy, or the public run key."""
+    key: str
+    """The public key that has signed it; "" if none."""
+    path: str
+    """The file; "" if none."""
+
+
+@click.command("keygen")
+@click.option("--to", type=FILE, required=True, metavar="FILE", help="Where the private key goes.")
+@output("policy.keygen", DrawnKeyView)
+def keygen(out: Output, to: Path) -> None:
+    """Make an Ed25519 key; prints its public half, which policies list under trust.
+
+    The private key is for its owner's eyes alone (mode 0600). A file that is there is never
+    overwritten.
+
+    \b
+    Example: hpcdet policy keygen --to ~/pi-lee.key
+    """
+    from hpcdet.policy.keys import key_files
+
+    try:
+        public = key_files.draw(to.expanduser())
+    except OSError as error:
+        raise Unavailable(f"cannot write: {error.strerror}", where=str(to)) from error
+    out.emit([DrawnKeyView(str(to), public)], _KEYS, key="public")
+
+
+@click.command("sign")
+@click.argument("what", metavar="EXP|FILE")
+@click.option("--key", type=THERE, metavar="FILE", help="The private key that signs.")
+@click.option("--to", type=FILE, metavar="FILE", help="Where it goes; never overwritten.")
+@click.option("--for", "of", metavar="EXP", help="Of an approval: for this experiment only.")
+@click.option("--run-key", metavar="HEX", help="The public run key, of others' experiments.")
+@click.option("--days", type=click.IntRange(1, 3660), default=90, help="Of a certificate [90].")
+@click.option("--add", type=THERE, metavar="FILE", help="Take a certificate that others signed.")
+@output("policy.sign", SignedView)
+def sign(
+    out: Output,
+    what: str,
+    key: Path | None,
+    to: Path | None,
+    of: str | None,
+    run_key: str | None,
+    days: int,
+    add: Path | None,
+) -> None:
+    """Sign a policy (an approval), or certify the run key of an experiment.
+
+    A policy may be loosened only with approvals of keys that it trusts with role policy. Where it
+    trusts keys with role run or site, one of them has to certify the run key before an experiment
+    trains. Without --key the public run key is shown, for who certifies it elsewhere.
+
+    \b
+    Examples: hpcdet policy sign looser.yaml --key pi.key --to ok.json
+              hpcdet policy sign digits-7f3a --key site.key
+              hpcdet policy sign digits-7f3a --run-key 3b6a… --key k --to c.json
+              hpcdet policy sign digits-7f3a --add c.json
+    """
+    from hpcdet.config.policy.policy_file import shipped_policies
+
+    if run_key is not None and not _HEX.fullmatch(run_key):
+        hint = "hpcdet policy sign EXP shows it to the experiment's owner"
+        raise UsageError("it is no public key of 64 hex digits", where="--run-key", hint=hint)
+    if what in shipped_policies() or Path(what).is_file():
+        item = _approved(what, key, to, of, run_key)
+    elif add is not None:
+        item = _added(what, add)
+    else:
+        item = _certified(what, key, to, run_key, days)
+    out.emit([item], _SIGNED, key="path")
+
+
+def experiment(name: str) -> tuple[ExperimentPaths, Governance]:
+    """Return an experiment under a policy, by its name.
+
+    Raises:
+        NotFound: there is none, or it has no policy.
+    """
+    from hpcdet.read.lookup import find
+    from hpcdet.store.config import resolved_config
+
+    paths = find.experiment(name, settings().root)
+    governance = resolved_config.load(paths.config).governance
+    if governance is None:
+        hint = "its config has no section governance"
+        raise NotFound("the experiment has no policy", where=paths.id, hint=hint)
+    return paths, governance
+
+
+def _approved(
+    what: str, key: Path | None, to: Path | None, of: str | None, run_key: str | None
+) -> SignedView:
+    from hpcdet.config.policy.policy_file import read_policy
+    from hpcdet.policy.changes import change_writer
+    from hpcdet.policy.keys import key_files, run_keys
+
+    if key is None or to is None:
+        missing = "--key" if key is None else "--to"
+        raise UsageError("a policy is signed with a key, into a file", where=missing)
+    policy = read_policy(what).compiled
+    if of is not None and run_key is None:
+        run_key = key_files.public(run_keys.signer(*experiment(of)))
+    by = key_files.read(key)
+    envelope = change_writer.approve(policy, by, run_key or "")
+    _write(to, envelope)
+    return SignedView("approval", policy.name, policy.digest, key_files.public(by), str(to))
+
+
+def _certified(
+    what: str, key: Path | None, to: Path | None, run_key: str | None, days: int
+) -> SignedView:
+    from hpcdet.policy.changes import policy_history
+    from hpcdet.policy.keys import key_files, run_keys
+
+    if run_key is not None:  # an experiment that is not here, or not ours
+        if key is None or to is None:
+            raise UsageError("give --key and --to", where="--run-key")
+        by = key_files.read(key)
+        _write(to, run_keys.certify(run_key, what, by, days))
+        return SignedView("certificate", what, run_key, key_files.public(by), str(to))
+    paths, governance = experiment(what)
+    own = key_files.public(run_keys.signer(paths, governance))
+    if key is None:
+        return SignedView("run_key", paths.id, own, "", "")
+    by = key_files.read(key)
+    policy = policy_history.load(paths, governance).newest
+    run_keys.refuse_unable(policy, key_files.public(by))
+    made = run_keys.certify(own, paths.id, by, days)
+    if to is None:
+        kept = _kept(paths, made)
+    else:
+        _write(to, made)
+        kept = to
+    return SignedView("certificate", paths.id, own, key_files.public(by), str(kept))
+
+
+def _added(what: str, add: Path) -> SignedView:
+    """Put a certificate of others into an experiment, if its policy trusts who has signed it."""
+    from datetime import UTC, datetime
+
+    from hpcdet.policy.changes import policy_history
+    from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
+    from hpcdet.policy.keys import key_files, run_keys
+    from hpcdet.policy.ledger import seals
+
+    paths, governance = experiment(what)
+    own = key_files.public(run_keys.signer(paths, governance))
+    policy = policy_history.load(paths, governance).newest
+    given = read_envelope(add)
+    opened = {"key": own, "experiment": paths.id, "certificate": given}
+    trusted = run_keys.certifiers(policy)
+    if not trusted:
+        raise PolicyRefused(
+            "P10", "the policy asks for no certificate", where=f"policy {policy.name}"
+        )
+    try:
+        seals.trust_of(opened, datetime.now(UTC).isoformat(), trusted)
+    except GovernanceBroken as error:
+        what = error.what.partition(": ")[2]
+        raise PolicyRefused("P10", what, where=str(add), hint=error.hint) from None
+    return SignedView("certificate", paths.id, own, "", str(_kept(paths, given)))
+
+
+def _kept(paths: ExperimentPaths, envelope: Mapping[str, Any]) -> Path:
+    from hpcdet.policy.keys import run_keys
+
+    try:
+        return run_keys.keep(paths, envelope)
+    except OSError as error:
+        what = f"cannot write: {error.strerror}"
+        hint = "who does not own it uses --run-key and --to; its owner takes that with --add"
+        raise Unavailable(what, where=str(paths.certificates), hint=hint) from error
+
+
+def read_envelope(path: Path) -> dict[str, Any]:
+    """Return an envelope that ``policy sign`` has written.
+
+    Raises:
+        UsageError: it is none.
+    """
+    from hpcdet.store.fs import bounded_json, files
+
+    try:
+        found = bounded_json.json_value(files.read(path, 1 << 16))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or "payload" not in found:
+        hint = "hpcdet policy sign makes one"
+        raise UsageError("it is nothing that was signed", where=str(path), hint=hint)
+    return found
+
+
+def _write(to: Path, envelope: Mapping[str, Any]) -> None:
+    from hpcdet.store.fs import files
+
+    try:
+        made = files.write_once(to, json.dumps(envelope, indent=1).encode() + b"\n", _SHARED)
+    except OSError as error:
+        raise Unavailable(f"cannot write: {error.strerror}", where=str(to)) from error
+    if not made:
+        raise UsageError("it is there already", where=str(to), hint="take another name")

@@ -1,0 +1,252 @@
+"""What all ranks do for the ledger of their attempt: rank 0 has it, the others agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from hpcdet.checkpoint import LoadedState, Manifest
+from hpcdet.data.batch_order import BatchOrder
+from hpcdet.data.sample_order import Order
+from hpcdet.data.sourced import SourceTable
+from hpcdet.guard.accounts.trial_ledger import Attest, TrialLedger
+from hpcdet.guard.exposure import Exposure
+from hpcdet.guard.guard import Guard
+from hpcdet.guard.resume.checkpoint_records import head_of, settled, state_root
+from hpcdet.guard.resume.known_ledgers import known_by_ledgers, undone
+from hpcdet.guard.resume.same_on_ranks import same_on_ranks
+from hpcdet.guard.resume.verdicts import SCHEMA, Check, State
+from hpcdet.policy.codes import GovernanceBroken
+from hpcdet.policy.compiled import MIX
+from hpcdet.policy.keys import run_keys
+from hpcdet.policy.ledger import records
+from hpcdet.policy.ledger.records import AttemptLedger
+from hpcdet.store.config.resolved_config import Governance
+from hpcdet.store.trials import parents
+from hpcdet.store.trials.parents import Parent
+from hpcdet.train.attempt.session import Session
+from hpcdet.units import Units
+
+_MOST_RUNS = 4096
+"""Stretches of samples of one source that a ledger lists; of data with more it has their digest."""
+
+
+class AttemptAccounts:
+    """The ledger of an attempt, as its training loop sees it; all ranks call together.
+
+    Attributes:
+        ledger: on rank 0; None elsewhere.
+    """
+
+    def __init__(self, guard: Guard, session: Session, named: Governance) -> None:
+        self._guard, self._session = guard, session
+        self.ledger: TrialLedger | None = None
+        self._earlier: list[AttemptLedger] = []
+        if session.ranks.chief:
+            self._earlier = list(_earlier(session))
+            experiment = session.place.experiment
+            assert experiment is not None
+            key = None if named.run_key is None else run_keys.load(experiment, named, guard.policy)
+            self.ledger = TrialLedger(guard, session.place, self._earlier, key)
+
+    def verify(self, loaded: LoadedState) -> list[Check]:
+        """Verify a checkpoint beside the ledgers it was made with, before its state is put back.
+
+        Rank 0 does, and all ranks have the same state.
+
+        Raises:
+            GovernanceBroken: on all ranks: G102 to G107, G114.
+        """
+        peers, state = self._session.peers, loaded.shared.get("governance")
+        if not isinstance(state, dict) or state.get("schema") != SCHEMA:
+            return []  # which is said by who puts it back
+        checks = same_on_ranks(self._guard.policy.digest, state, peers.allgather)
+        told: dict[str, Any] = {}
+        if self._session.ranks.chief:
+            try:
+                found = self._beside_ledgers(loaded, state)
+                told = {"checks": [asdict(one) for one in found]}
+            except GovernanceBroken as error:
+                what = error.what.removeprefix(f"{error.check}: ")
+                told = {"broken": [error.check, what, error.where, error.hint]}
+        told = peers.broadcast(told)
+        if "broken" in told:
+            code, what, where, hint = told["broken"]
+            raise GovernanceBroken(code, what, where=where, hint=hint)
+        return checks + [Check(**one) for one in told["checks"]]
+
+    def _beside_ledgers(self, loaded: LoadedState, state: State) -> list[Check]:
+        trust = run_keys.certifiers(self._guard.policy)
+        manifest, folder = loaded.manifest, loaded.folder
+        if not manifest.inherited:
+            number = self._session.place.trial.number
+            checks = known_by_ledgers(manifest, folder, state, self._earlier, trust, trial=number)
+            return [*checks, undone(manifest, self._earlier)]
+        theirs = list(_of_parent(self._session))
+        if not theirs:
+            return [Check(5, "G105", "unknown", "the ledgers of its parent are not there")]
+        return known_by_ledgers(manifest, folder, state, theirs, trust, trial=None)
+
+    def begin(
+        self,
+        origin: Manifest | None,
+        units: Units,
+        checks: Sequence[Check] = (),
+        inherited: Exposure | None = None,
+    ) -> None:
+        """Open the ledger, when the state of a checkpoint was put back, or none is there.
+
+        Args:
+            origin: the checkpoint that the attempt goes on from.
+            checks: what was found of it.
+            inherited: of an heir, what its parent was trained on.
+        """
+        if self.ledger is None:
+            return
+        head = None if origin is None else head_of(origin)
+        heir = origin is not None and origin.inherited
+        parent: dict[str, Any] | None = None
+        if heir and head is not None and origin is not None:
+            said = origin.meta["governance"]
+            known = {"trial": self._session.record.parent, "root": said["root"]}
+            parent = {**known, **asdict(head)}
+        before = () if origin is None or heir else self._earlier
+        self.ledger.begin(
+            units.batches,
+            units.records,
+            accepts=None if head is None or heir else settled(before, head),
+            parent=parent,
+            checkpoint="" if origin is None else origin.name,
+            inherited=None if inherited is None else inherited.encode(),
+            checks=[asdict(one) for one in checks],
+            world=self._session.ranks.world,
+            cut=_cut(self._earlier),
+        )
+
+    def admit(self, sources: SourceTable | None, order: Order | BatchOrder | None) -> None:
+        """Say which data are trained, and in which order, so that anyone can tell what was when."""
+        if self.ledger is None:
+            return
+        rule = order.rule if isinstance(order, Order) else ""
+        batches: dict[str, Any] = {"rule": rule, "seed": str(self._session.record.seed)}
+        if isinstance(order, Order):
+            batches |= {"size": order.size, "batch": order.batch, "epoch": order.epoch_records}
+        self.ledger.append(
+            "source_admit", data=None if sources is None else _listed(sources), order=batches
+        )
+
+    def changed(self, acts: Sequence[Mapping[str, Any]]) -> None:
+        """Say what has changed under the policy since what the attempt goes on from.
+
+        Args:
+            acts: as ``PolicyInEffect.acts``, and ``{"act": "drop", "source", "reason"}``.
+        """
+        for act in acts if self.ledger is not None else ():
+            assert self.ledger is not None
+            kind = "revoke" if act["act"] in ("revoke", "drop") else "policy_change"
+            self.ledger.append(kind, **act)
+
+    def stepped(self, units: Units, *, skipped: bool = False) -> None:
+        """A batch was trained.
+
+        Args:
+            skipped: a scaler has left the step out.
+        """
+        if self.ledger is not None:
+            if skipped:
+                self.ledger.skipped(units.batches)
+            self.ledger.stepped(units.batches, units.records)
+
+    def checkpointed(
+        self, step: int, state: Mapping[str, Any], summary: dict[str, Any]
+    ) -> Attest | None:
+        """Account for a checkpoint that is about to be made.
+
+        Args:
+            state: of governance in it; ``summary``: of that in its manifest, to be added to.
+
+        Returns:
+            What the save calls before its commit; None on other ranks.
+        """
+        if self.ledger is None:
+            return None
+        place = self._session.place
+        name = place.trial.checkpoint(step, place.attempt.number).name
+        return self.ledger.checkpointed(name, state_root(state), summary)
+
+    def evaluated(self, metrics: Mapping[str, Any]) -> None:
+        """A validation has come to these metrics."""
+        if self.ledger is not None:
+            said = {
+                name: float(value).hex()
+                for name, value in sorted(metrics.items())
+                if isinstance(value, int | float)
+            }
+            self.ledger.append("eval", metrics=said)
+
+    def probed(self, found: Mapping[str, Any]) -> None:
+        """Probes have measured the gradients of each source in each layer."""
+        if self.ledger is not None:
+            norms = {which: [_hex(row) for row in found[which]] for which in ("on", "off")}
+            names = {which: list(found[which]) for which in ("sources", "layers")}
+            self.ledger.append("audit", **names, **norms)
+
+    def close(self) -> None:
+        """End the ledger; the attempt has ended well."""
+        if self.ledger is not None:
+            self.ledger.close()
+
+
+def _earlier(session: Session) -> Iterator[AttemptLedger]:
+    """Ledgers of the trial's attempts before this one."""
+    for attempt in session.place.trial.attempts():
+        if attempt.number < session.place.attempt.number:
+            found = records.read(attempt.number, attempt.ledger)
+            if found is not None:
+                yield found
+
+
+def _of_parent(session: Session) -> Iterator[AttemptLedger]:
+    """Ledgers of the trial that this one began from; copies where they were brought with it."""
+    experiment, parent = session.place.experiment, Parent.parse(session.record.parent)
+    kept = parents.kept_ledgers(session.place.trial).attempts()
+    if not kept and experiment is not None and parent is not None:
+        kept = parents.ledgers(parent.paths(experiment))
+    for attempt in kept:
+        found = records.read(attempt.number, attempt.ledger)
+        if found is not None:
+            yield found
+
+
+def _cut(earlier: Sequence[AttemptLedger]) -> int | None:
+    """The attempt before, if it did not end well: steps behind its last record are unknown."""
+    last = next((one for one in reversed(earlier) if one.records), None)
+    closed = last is None or any(one.type == "close" for one in last.records[-2:])
+    return None if closed or last is None else last.attempt
+
+
+def _listed(sources: SourceTable) -> dict[str, Any]:
+    """The samples of each source, as stretches of their indices."""
+    codes = sources.codes
+    begins = np.flatnonzero(np.diff(codes, prepend=-1)) if len(codes) else codes
+    lengths = np.diff(begins, append=len(codes))
+    names = [MIX.join(one) for one in sources.mixtures]
+    counts = np.bincount(codes, minlength=len(names)).tolist()
+    runs: dict[str, list[list[int]]] | None = None
+    if len(begins) <= _MOST_RUNS:
+        runs = {name: [] for name in names}
+        of_runs = codes[begins].tolist()
+        for code, at, length in zip(of_runs, begins.tolist(), lengths.tolist(), strict=True):
+            runs[names[code]].append([at, length])
+    return {
+        "examples": dict(zip(names, counts, strict=True)),
+        "runs": runs,
+        "digest": state_root([names, codes]) if runs is None else "",
+    }
+
+
+def _hex(row: Sequence[float]) -> list[str]:
+    return [float(one).hex() for one in row]

@@ -1,0 +1,54 @@
+"""Layers that nothing may change hold what they held at the beginning: check 15."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hpcdet.guard.guard import Guard
+from hpcdet.guard.resume.verdicts import Check, broken
+from hpcdet.policy.compiled import CompiledPolicy
+
+Models = Mapping[str, torch.nn.Parameter]
+"""Parameters by number of their model and name."""
+Digests = dict[str, str]
+"""SHA-256 of parameters, by name."""
+
+
+def digests(guard: Guard, parameters: Models, policy: CompiledPolicy | None = None) -> Digests:
+    """Digests of the parameters of layers that a policy, the guard's, lets nothing change."""
+    weights = (policy or guard.policy).weights()
+    found: Digests = {}
+    for number, layer_map in enumerate(guard.models.maps):
+        closed = (layer_map.weights(weights) == 0).all(axis=0).tolist()
+        for one in layer_map.parameters:
+            name = f"{number}.{one.name}"
+            if closed[one.layer] and name in parameters:
+                found[name] = _digest(parameters[name])
+    return found
+
+
+def unchanged(known: Digests, now: Digests) -> list[Check]:
+    """Nothing has changed of what was known at the beginning.
+
+    Raises:
+        GovernanceBroken: G115.
+    """
+    changed = sorted(name for name in known if name in now and now[name] != known[name])
+    if changed:
+        raise broken(
+            "G115",
+            f"nothing may change {changed[0]}, and it is not what it was at the beginning",
+            hint="a gradient has leaked, or the checkpoint was changed: begin again from one "
+            "that `hpcdet ledger verify` accepts",
+        )
+    return [Check(15, "G115", "passed", f"{len(known)} parameters")]
+
+
+def _digest(parameter: torch.Tensor) -> str:
+    whole: Any = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    values = whole.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return hashlib.sha256(values.numpy().tobytes()).hexdigest()

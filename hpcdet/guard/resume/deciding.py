@@ -1,0 +1,83 @@
+"""The policy that an attempt trains under: rank 0 decides, and all others train under the same."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any, Protocol, TypeVar
+
+from hpcdet.errors import HpcdetError
+from hpcdet.policy.chains import SourceChain
+from hpcdet.policy.changes import policy_history
+from hpcdet.policy.changes.policy_in_effect import PolicyInEffect, in_effect
+from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
+from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.store.config.resolved_config import Governance
+from hpcdet.store.folder.layout import ExperimentPaths
+
+T = TypeVar("T")
+
+
+class _Peers(Protocol):
+    def broadcast(self, value: T, where: str = "") -> T:
+        """Rank 0's value, on every rank."""
+
+
+def decide(
+    paths: ExperimentPaths, governance: Governance, peers: _Peers, *, chief: bool
+) -> PolicyInEffect:
+    """Return the policy in effect; all ranks call together, and rank 0 alone reads files and clock.
+
+    Changes that users make while an attempt runs count from the next one on.
+
+    Args:
+        chief: this is rank 0.
+
+    Raises:
+        GovernanceBroken, PolicyRefused: as ``policy_history.load`` and ``in_effect``, on all ranks.
+    """
+    told: dict[str, Any] = {}
+    if chief:
+        try:
+            told = _decided(paths, governance).encode()
+        except HpcdetError as error:
+            told = {"refused": _words(error)}
+    told = peers.broadcast(told, "the policy in effect")
+    if "refused" in told:
+        kind, code, what, where, hint = told["refused"]
+        made = GovernanceBroken if kind == "broken" else PolicyRefused
+        raise made(code, what, where=where, hint=hint)
+    return PolicyInEffect.decode(told)
+
+
+def _decided(paths: ExperimentPaths, governance: Governance) -> PolicyInEffect:
+    history = policy_history.load(paths, governance)
+    today = datetime.datetime.now(datetime.UTC).date()
+    return in_effect(history, today, _withdrawn(paths, history.newest))
+
+
+def _withdrawn(paths: ExperimentPaths, policy: CompiledPolicy) -> dict[str, str]:
+    """Sources whose chains end with a link by which their owners withdraw them."""
+    found: dict[str, str] = {}
+    for source in policy.sources:
+        if source.chain is None:
+            continue
+        try:
+            links = SourceChain.load(paths.code / source.chain.uri).links
+        except (HpcdetError, OSError):
+            continue  # which is for the verification of chains to tell
+        if links and links[-1].kind == "revoke":
+            by = links[-1].actor or "its owner"
+            found[source.id] = f"the source {source.id} was withdrawn by {by}"
+    return found
+
+
+def _words(error: HpcdetError) -> list[str]:
+    if isinstance(error, GovernanceBroken):
+        return ["broken", error.check, _bare(error), error.where, error.hint]
+    if isinstance(error, PolicyRefused):
+        return ["refused", error.policy_code, _bare(error), error.where, error.hint]
+    return ["broken", "G108", error.what, error.where, error.hint]
+
+
+def _bare(error: HpcdetError) -> str:
+    return error.what.partition(": ")[2]

@@ -1,0 +1,237 @@
+"""Optimizers of governed models: their windows, and gradients made means over what counts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hpcdet.guard.routing import lane_rules
+from hpcdet.guard.routing.governed_models import GovernedModels
+from hpcdet.guard.stepping.windows import Vector, Window
+from hpcdet.policy.codes import PolicyRefused
+from hpcdet.policy.compiled import CompiledPolicy
+
+Gather = Callable[[Any], Sequence[Any]]
+"""Every rank's value, on every rank."""
+
+
+class GovernedOptimizers:
+    """The optimizers of a trial, each with a window of backward passes since its last step.
+
+    Attributes:
+        watched: in the order in which they were given.
+        private_rows: ranks know their own rows only, so that shares are added up at a step.
+        stepping: one of them steps, as its gradients are accounted for.
+        nulls: how often a layer had no gradient at a step, since a ledger has last taken it down.
+    """
+
+    def __init__(self, policy: CompiledPolicy, models: GovernedModels, gather: Gather) -> None:
+        self.watched: list[torch.optim.Optimizer] = []
+        self.nulls: Counter[str] = Counter()
+        self._policy, self._models, self._gather = policy, models, gather
+        self._windows: list[Window] = []
+        self._kept: set[int] = set()
+        self._forgotten: list[int] = []  # by who is not watched yet
+        self._began: Window | None = Window(0)  # of who was not named; None: it could not be told
+        self._stepped = self.stepping = False
+        self.private_rows = True
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Account for the steps of an optimizer.
+
+        Raises:
+            PolicyRefused: it steps parameters of lanes and others together (P11).
+        """
+        lane_rules.refuse_together(self._policy, optimizer)
+        self.watched.append(optimizer)
+        self._windows.append(Window(len(self._models)))
+
+    def resize(self) -> None:
+        """Begin all windows again: there are more layers than before."""
+        self._windows = [Window(len(self._models)) for _ in self._windows]
+        self._began = Window(len(self._models))
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        """Account for an optimizer that steps, with all passes since the training began.
+
+        Of windows that were loaded it gets the next that nobody has.
+
+        Raises:
+            PolicyRefused: which passes since then are its own is unknown (P15).
+        """
+        if any(one is optimizer for one in self.watched):
+            return
+        if len(self._windows) == len(self.watched):
+            if self._began is None:
+                raise PolicyRefused(
+                    "P15",
+                    "an optimizer steps for the first time after others have stepped and trained "
+                    "on: which passes its gradients are of is unknown",
+                    where="governance.step",
+                    hint="name it before: context.governance.optimizer(optimizer)",
+                )
+            self._windows.append(self._began.copy())
+        self.watched.append(optimizer)
+        self._forget(optimizer)
+
+    @property
+    def open(self) -> bool:
+        """True if there were backward passes since some optimizer's last step."""
+        return any(one.passes for one in self._windows)
+
+    def encode(self) -> list[dict[str, Any]]:
+        """Open windows of all optimizers as plain data; all ranks call together.
+
+        There is no message where all ranks know all rows.
+        """
+        everyone = self.private_rows or any(one.local for one in self._windows)
+        parts = [one.parts() for one in self._windows]
+        gathered = self._gather(parts) if everyone else [parts]
+        return [
+            window.encode([of_rank[place] for of_rank in gathered])
+            for place, window in enumerate(self._windows)
+        ]
+
+    def load(self, saved: Sequence[dict[str, Any]]) -> None:
+        """The inverse of ``encode``; optimizers beyond those begin with empty windows."""
+        windows = [Window.decode(len(self._models), one) for one in saved]
+        fresh = range(len(windows), len(self.watched))
+        self._windows = windows + [Window(len(self._models)) for _ in fresh]
+
+    def forget(self, layers: Sequence[int]) -> None:
+        """Drop the state of optimizers in some layers, and what waits there for a step."""
+        self._forgotten = list(layers)
+        for window in self._windows:
+            window.shares[self._forgotten] = 0
+        for optimizer in self.watched:
+            self._forget(optimizer)
+        for model in self._models.models:
+            for one in model.parameters():
+                if one.grad is not None and self._models.layer(one) in self._forgotten:
+                    one.grad = None
+
+    def _forget(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = self.by_layer(optimizer)
+        for layer in self._forgotten:
+            for one in parameters[layer]:
+                optimizer.state.pop(one, None)
+
+    # -- backward passes ---------------------------------------------------------------------
+
+    def passed(self, share: Vector, *, first: bool) -> None:
+        """Account for a backward pass over rows that all ranks know.
+
+        Args:
+            share: of the rows that each layer admits.
+            first: it is of the first share of this rank.
+        """
+        self._began = None if self._stepped else self._began
+        for window in (*self._windows, *([self._began] if self._began else [])):
+            window.add(share, first=first)
+
+    def passed_local(self, part: Vector, number: int, *, first: bool) -> None:
+        """Account for a backward pass over rows that this rank alone knows.
+
+        Args:
+            part: of the batch's share; ``number``: of this rank's share of the batch.
+        """
+        for window in self._windows:
+            window.add_local(part, number, first=first)
+
+    def refuse_kept(self) -> None:
+        """See that no gradients are there that a step has used.
+
+        Raises:
+            PolicyRefused: there are (P15).
+        """
+        for place in sorted(self._kept):
+            for group in self.watched[place].param_groups:
+                if any(one.grad is not None for one in group["params"]):
+                    raise PolicyRefused(
+                        "P15",
+                        "gradients are kept over a step of their optimizer, and would be divided "
+                        "twice",
+                        where="step_optimizer(auto_zero_grads=False)",
+                        hint="call optimizer.zero_grad() before the next context.backward",
+                    )
+        self._kept = set()
+
+    # -- steps -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def step(self, optimizer: torch.optim.Optimizer, *, zeroes: bool) -> Iterator[None]:
+        """Around clipping and a step of an optimizer, whose gradients are made means before.
+
+        Other steps of optimizers are refused (``StepWatch``). All ranks call together.
+
+        Args:
+            zeroes: the gradients are forgotten after the step.
+        """
+        self._normalize(optimizer, zeroes=zeroes)
+        self.stepping = True
+        try:
+            yield
+        finally:
+            self.stepping = False
+
+    def _normalize(self, optimizer: torch.optim.Optimizer, *, zeroes: bool) -> None:
+        """Make an optimizer's gradients means over what each layer has admitted.
+
+        A layer that has admitted nothing has no gradient, on all ranks, so that its parameters and
+        their state stay as they are.
+        """
+        place = next(n for n, one in enumerate(self.watched) if one is optimizer)
+        window, self._windows[place] = self._windows[place], Window(len(self._models))
+        self._stepped = True
+        if not zeroes:
+            self._kept.add(place)
+        everyone = self._gather(window.parts()) if self.private_rows or window.local else ()
+        share = window.mean(everyone)
+        for layer, parameters in enumerate(self.by_layer(optimizer)):
+            there = [one for one in parameters if one.grad is not None]
+            if there and not window.passes and not everyone:
+                raise _stray()
+            if share[layer] == 0:
+                self.nulls.update([self._models.layers[layer]] if parameters else [])
+                for one in there:
+                    one.grad = None
+            elif self._policy.normalize == "per_layer" and share[layer] != 1:
+                for gradient in (one.grad for one in there if one.grad is not None):
+                    gradient.div_(float(share[layer]))
+
+    def by_layer(self, optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+        """The parameters of an optimizer by layer, in the order of the models' layers."""
+        found: list[list[torch.Tensor]] = [[] for _ in range(len(self._models))]
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                found[self._models.layer(one)].append(one)
+        return found
+
+    def clip(self, optimizer: torch.optim.Optimizer, clip_grads: Callable[[Any], Any]) -> None:
+        """Clip an optimizer's gradients: together those of layers that the same sources may change.
+
+        The norm over others would let a source change the step of a layer that it may not change,
+        which assurance ``direct`` permits.
+        """
+        by_sources: dict[tuple[bool, ...], list[torch.Tensor]] = {}
+        weights = self._models.weights(self._policy.weights()) > 0
+        for layer, parameters in enumerate(self.by_layer(optimizer)):
+            clean = self._policy.assurance != "direct"
+            sources = tuple(weights[:, layer].tolist()) if clean else ()
+            by_sources.setdefault(sources, []).extend(parameters)
+        for together in by_sources.values():
+            if any(one.grad is not None for one in together):
+                clip_grads(together)
+
+
+def _stray() -> PolicyRefused:
+    return PolicyRefused(
+        "P15",
+        "there are gradients, and no backward pass that was accounted for",
+        where="step",
+        hint="call context.backward(loss), not loss.backward(), and before each step",
+    )

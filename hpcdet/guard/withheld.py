@@ -1,0 +1,195 @@
+"""The twins of a trial's data: which records are withheld, and what their losses say."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcdet.data.batch_order import BatchOrder
+from hpcdet.data.sample_order import Indices, Order
+from hpcdet.data.sourced import SourceTable
+from hpcdet.goals import finite
+from hpcdet.policy import twins
+from hpcdet.policy.codes import PolicyRefused
+from hpcdet.policy.compiled import CompiledPolicy, Twins
+from hpcdet.policy.twins import TwinPairs, TwinVerdict
+
+PAIRING = 0
+"""Seed of who is paired with whom: pairs follow from the data alone, so that experiments with the
+same key and data withhold the same records."""
+
+Losses = NDArray[np.float64]
+"""Of the records of ``WithheldTwins.indices``, float64[2 pairs]."""
+Level = Callable[[int, int], float]
+"""The level of a test, from the tests that the trial has had before and the number of sources."""
+
+
+@dataclass(eq=False)
+class WithheldTwins:
+    """The twins of all sources of a trial's data.
+
+    Attributes:
+        rules: the policy's.
+        pairs: of each source, in order of their names.
+        commitment: to the key of the coins.
+        level: of a test.
+        looks: tests that the trial has had.
+        verdicts: of the last one, by source.
+        void: why the twins say nothing of this trial's weights; "" if they do.
+    """
+
+    rules: Twins
+    max_advantage: float
+    pairs: tuple[TwinPairs, ...]
+    commitment: str
+    level: Level
+    looks: int = 0
+    void: str = ""
+    verdicts: dict[str, TwinVerdict] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        policy: CompiledPolicy,
+        key: bytes,
+        order: Order | BatchOrder,
+        sources: SourceTable,
+        level: Level,
+    ) -> WithheldTwins | None:
+        """The twins that a policy asks for, among the records that an order trains.
+
+        Args:
+            order: of the training data, with all records.
+            sources: of each record by its index.
+            level: of a test.
+
+        Returns:
+            None where the policy asks for none.
+
+        Raises:
+            PolicyRefused: a source has too few records, or each epoch has other ones (P14), or
+                the key is too short (P10).
+        """
+        memory = policy.memorization
+        if memory is None or memory.twins is None:
+            return None
+        drawn = np.unique(order.drawn(0))
+        if not np.array_equal(drawn, np.unique(order.drawn(1))):
+            raise PolicyRefused(
+                "P14",
+                "each epoch draws other records, so that none can be withheld by its place",
+                where="DataLoader(sampler=…)",
+                hint="let the sampler give the same records in each epoch, in any order",
+            )
+        rules, names = memory.twins, [one.id for one in policy.sources]
+        wanted = sorted(rules.withhold or names)
+        codes = {mixture: code for code, mixture in enumerate(sources.mixtures)}
+        found = []
+        for name in wanted:
+            mine = drawn[sources.codes[drawn] == codes.get((name,), -1)]
+            if len(mine) or rules.withhold:  # a source that has no record here has no twins
+                found.append(twins.form_pairs(name, mine, rules.pairs, key, PAIRING))
+        return WithheldTwins(
+            rules, memory.max_advantage, tuple(found), twins.commitment(key), level
+        )
+
+    @property
+    def outside(self) -> Indices:
+        """The withheld records of all sources, ascending, int64[pairs]."""
+        return np.sort(np.concatenate([np.empty(0, np.int64), *(p.outside for p in self.pairs)]))
+
+    @property
+    def indices(self) -> Indices:
+        """Both members of each pair, source after source, int64[2 pairs].
+
+        Their order says nothing of which one is withheld.
+        """
+        return np.concatenate([np.empty(0, np.int64), *(p.members.ravel() for p in self.pairs)])
+
+    @property
+    def digest(self) -> str:
+        """The digest of the withheld records, which a checkpoint names without naming them."""
+        return f"sha256:{hashlib.sha256(self.outside.tobytes()).hexdigest()}"
+
+    def judge(self, losses: Losses) -> dict[str, TwinVerdict]:
+        """Judge a model by its losses on the twins; nothing where they are void.
+
+        Each call is a look, and is counted.
+
+        Args:
+            losses: of the records of ``indices``.
+        """
+        look, self.looks = self.looks, self.looks + 1
+        if self.void:
+            return {}
+        alpha = self.level(look, len(self.pairs))
+        self.verdicts = {
+            one.source: twins.judge(inside, outside, alpha, self.max_advantage)
+            for one, inside, outside in self._each(losses)
+        }
+        return self.verdicts
+
+    def evidence(self) -> dict[str, Any]:
+        """The evidence of the last look, as plain data: of each source the figures of its pairs."""
+        figures = {}
+        for one in self.pairs if not self.void else ():
+            verdict = self.verdicts[one.source]
+            low, high = verdict.bounds()
+            figures[one.source] = {
+                "pairs": verdict.pairs,
+                "wins": verdict.wins,
+                "ties": verdict.ties,
+                "undecided": verdict.undecided,
+                "advantage": finite(verdict.advantage),
+                "p": verdict.p,
+                "alpha": verdict.alpha,
+                "max_advantage": verdict.max_advantage,
+                "violated": verdict.violated,
+                "bounds": [low, high],
+                "power": verdict.power(),
+                "epsilon": verdict.epsilon(),
+                "tpr": finite(verdict.tpr),
+            }
+        return {"look": self.looks, "void": self.void, "twins": figures}
+
+    def _each(self, losses: Losses) -> list[tuple[TwinPairs, Losses, Losses]]:
+        """The losses of the trained and of the withheld member of each pair, by source."""
+        found, begin = [], 0
+        for one in self.pairs:
+            rows = np.arange(len(one.members))
+            pairs = losses[begin : begin + one.members.size].reshape(-1, 2)
+            found.append((one, pairs[rows, 1 - one.withheld], pairs[rows, one.withheld]))
+            begin += one.members.size
+        return found
+
+    # -- state -------------------------------------------------------------------------------
+
+    def encode(self) -> dict[str, Any]:
+        """Plain data for a checkpoint, equal on all ranks."""
+        return {
+            "commitment": self.commitment,
+            "withheld": self.digest,
+            "looks": self.looks,
+            "void": self.void,
+        }
+
+    def are(self, saved: Mapping[str, Any] | None) -> bool:
+        """True if a checkpoint was trained without the same records."""
+        mine = (self.commitment, self.digest)
+        return saved is not None and (saved["commitment"], saved["withheld"]) == mine
+
+    def inherit(self, saved: Mapping[str, Any] | None) -> None:
+        """Begin with another trial's weights: they may have seen the records withheld here."""
+        ancestors = [str(saved["commitment"]) if saved is not None else ""]
+        self.void = str(saved["void"]) if saved is not None else ""
+        self.void = self.void or twins.void(self.commitment, ancestors)
+        if not self.void and not self.are(saved):
+            self.void = "the weights come from training on data of which others were withheld"
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on with this trial's own."""
+        self.looks, self.void = int(saved["looks"]), str(saved["void"])

@@ -1,0 +1,228 @@
+"""Records of what is changed under a policy, ``EXP/policies/NNNN.json``: signed, each written once.
+
+A record is an in-toto statement in a DSSE envelope of the run key, beside it approvals of others.
+It names the policy before it and the digest of the record before it, so that none can be left
+out, put in between or taken to another experiment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpcdet.policy.changes.weight_changes import Kind
+from hpcdet.policy.codes import GovernanceBroken
+from hpcdet.policy.compiled import LARGEST as LARGEST_POLICY
+from hpcdet.policy.keys import dsse
+from hpcdet.store.fs import bounded_json, files, typed_fields
+
+if TYPE_CHECKING:  # imported where something is signed only
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+SCHEMA = "hpcdet-policy-change/1"
+CHANGE = "urn:hpcdet:policy-change:1"
+APPROVAL = "urn:hpcdet:policy-approval:1"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+LARGEST = 4 * LARGEST_POLICY
+"""Bytes of a record's file."""
+APPROVALS = 16
+"""Approvals that a record may have."""
+NAME = re.compile(r"\d{4,}\.json")
+
+Act = Literal["change", "revoke", "override"]
+
+
+@dataclass(frozen=True)
+class PolicyChange:
+    """What a record says.
+
+    Attributes:
+        number: of its file, from 1.
+        run: public run key of the experiment, hex.
+        before, after: digests of the policies in effect before and after it.
+        previous: SHA-256 of the file before it, hex; "" of the first.
+        kind: of a change of policy; whoever reads it finds it out anew.
+        by: login name; ``time``: ISO 8601 with its zone: both as the user's machine says.
+        policy: of ``change``, the text of a ``policy.json``; ``text``: what it was compiled from.
+        source: of ``revoke``, what is withdrawn.
+        code: of ``override``, the G code whose check does not stop training any more.
+    """
+
+    number: int
+    act: Act
+    experiment: str
+    run: str
+    before: str
+    after: str
+    previous: str
+    kind: Kind
+    reason: str
+    by: str
+    time: str
+    policy: str = ""
+    text: str = ""
+    source: str = ""
+    code: str = ""
+
+    def to_bytes(self) -> bytes:
+        """The statement that is signed."""
+        name = f"{self.experiment}:policies/{self.number:04d}"
+        return _statement(name, self.after, CHANGE, dataclasses.asdict(self))
+
+
+@dataclass(frozen=True)
+class PolicyApproval:
+    """An approval of a policy.
+
+    Attributes:
+        policy: digest of the compiled policy.
+        run: public run key of the one experiment that it is for; "": for any.
+        time: ISO 8601 with its zone.
+    """
+
+    policy: str
+    name: str
+    version: int
+    run: str = ""
+    time: str = ""
+
+    def to_bytes(self) -> bytes:
+        """The statement that is signed."""
+        return _statement(
+            f"{self.name}:{self.version}", self.policy, APPROVAL, dataclasses.asdict(self)
+        )
+
+
+@dataclass(frozen=True)
+class ChangeFile:
+    """A record as it lies in its file.
+
+    Attributes:
+        record: envelope of a ``PolicyChange``; ``approvals``: of ``PolicyApproval``.
+        digest: SHA-256 of the file, hex.
+    """
+
+    record: Mapping[str, Any]
+    approvals: tuple[Mapping[str, Any], ...]
+    digest: str = ""
+
+
+def sign(what: PolicyChange | PolicyApproval, key: Ed25519PrivateKey) -> dict[str, Any]:
+    """Return the envelope of a record or of an approval."""
+    return dsse.sign(PAYLOAD_TYPE, what.to_bytes(), key)
+
+
+def to_file(record: Mapping[str, Any], approvals: Sequence[Mapping[str, Any]]) -> bytes:
+    """The contents of a record's file."""
+    whole = {
+        "schema": SCHEMA,
+        "record": dict(record),
+        "approvals": [dict(one) for one in approvals],
+    }
+    return files.canonical(whole) + b"\n"
+
+
+def read_file(path: Path) -> ChangeFile:
+    """Read a record's file; nothing in it is verified yet.
+
+    Raises:
+        GovernanceBroken: it is damaged (G102), or of an unknown version (G101).
+        OSError: it cannot be read.
+    """
+    data = files.read(path, LARGEST)
+    try:
+        found = bounded_json.json_value(data)
+        schema, record, approvals = (found[name] for name in ("schema", "record", "approvals"))
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise GovernanceBroken("G102", f"it is damaged: {error!r}", where=str(path)) from None
+    if schema != SCHEMA:
+        raise GovernanceBroken("G101", "its version is unknown", where=str(path))
+    if not isinstance(record, dict) or not isinstance(approvals, list):
+        raise GovernanceBroken("G102", "it is damaged: it has no record", where=str(path))
+    mine = tuple(one for one in approvals[:APPROVALS] if isinstance(one, dict))
+    return ChangeFile(record, mine, hashlib.sha256(data).hexdigest())
+
+
+def change_of(envelope: Mapping[str, Any], run: str) -> PolicyChange:
+    """Return what a record says, which the run key has signed.
+
+    Args:
+        run: public run key; "": it is not known here, and the one that the record names counts.
+
+    Raises:
+        GovernanceBroken: G102: it is damaged, or another key has signed it.
+    """
+    key = run or str(_predicate(dsse.content(envelope)).get("run"))
+    payload = _verified(envelope, [key])
+    found: PolicyChange = _build(PolicyChange, payload)
+    if found.to_bytes() != payload or found.run != key:
+        raise GovernanceBroken("G102", "it is of another experiment, or not written so")
+    return found
+
+
+def approvers(
+    approvals: Sequence[Mapping[str, Any]], policy: str, run: str, keys: Collection[str]
+) -> set[str]:
+    """Return who of ``keys`` has approved a policy for an experiment; others count for nothing.
+
+    Args:
+        policy: digest of the compiled policy.
+        run: public run key of the experiment.
+        keys: public keys, hex, that may approve.
+    """
+    found: set[str] = set()
+    for key in keys:
+        for envelope in approvals:
+            try:
+                payload = _verified(envelope, [key])
+                said: PolicyApproval = _build(PolicyApproval, payload)
+            except GovernanceBroken:
+                continue
+            if said.to_bytes() == payload and said.policy == policy and said.run in ("", run):
+                found.add(key)
+    return found
+
+
+def _statement(name: str, digest: str, kind: str, predicate: Mapping[str, Any]) -> bytes:
+    subject = {"name": name, "digest": {"sha256": digest.removeprefix("sha256:")}}
+    return files.canonical(
+        {
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [subject],
+            "predicateType": kind,
+            "predicate": dict(predicate),
+        }
+    )
+
+
+def _verified(envelope: Mapping[str, Any], keys: Collection[str]) -> bytes:
+    if envelope.get("payloadType") != PAYLOAD_TYPE:
+        raise GovernanceBroken("G102", "it is no envelope of a statement")
+    try:
+        return dsse.verify(envelope, keys)
+    except ValueError:  # a key is none
+        raise GovernanceBroken("G102", "a public key is not 64 hex digits") from None
+
+
+def _predicate(payload: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(payload)["predicate"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise GovernanceBroken("G102", "its statement is damaged")
+    return found
+
+
+def _build(kind: type[Any], payload: bytes) -> Any:
+    """What a payload says; whoever calls compares it with the payload, byte for byte."""
+    try:
+        return typed_fields.build(kind, _predicate(payload))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise GovernanceBroken("G102", f"its statement is damaged: {error}") from None

@@ -1,0 +1,208 @@
+"""Bad input of policies: each is refused by name, with its place and a repair, by every verb.
+
+A row changes one thing of an experiment that is right, as the first test shows.
+"""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcdet.policy.codes import GovernanceBroken
+from hpcdet.store.folder.layout import ExperimentPaths
+from tests import TOP
+from tests.builders import Builder
+from tests.cli.test_verbs_ledger import write
+from tests.commands import Cli
+from tests.policy import test_statements as statement
+from tests.policy.test_ledger import KEY as LEDGER_KEY
+
+EXAMPLE = TOP / "examples" / "governed"
+KEY = "ab" * 32
+POLICY, CONFIG, MODEL = "policy.yaml", "governed.yaml", "model_def.py"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A governed experiment that nothing is wrong with."""
+    found = tmp_path / "model"
+    found.mkdir(mode=0o700)
+    for name in (POLICY, CONFIG, MODEL):
+        shutil.copyfile(EXAMPLE / name, found / name)
+        (found / name).chmod(0o600)
+    return found
+
+
+def test_what_is_right_is_accepted_by_every_verb(cli: Cli, folder: Path) -> None:
+    cli("policy", "check", folder / POLICY)
+    cli("plan", folder / CONFIG, "--site", "local")
+    cli("submit", folder / CONFIG, "--site", "local", "--prepare", "--no-test")
+
+
+def edited(old: str, new: str, name: str = POLICY) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        text = (folder / name).read_text()
+        assert old in text, old
+        (folder / name).write_text(text.replace(old, new, 1))
+
+    return edit
+
+
+def writable(folder: Path) -> None:
+    (folder / POLICY).chmod(0o666)
+
+
+def yesterday() -> str:
+    return (datetime.datetime.now(datetime.UTC).date() - datetime.timedelta(1)).isoformat()
+
+
+RESTRICTED = "{id: restricted, labels: {license: DUA-9, class: restricted}}"
+AGREED = RESTRICTED[:-1] + ", agreement: {id: DUA-9, expires: EXPIRES}}"
+CHAINED = RESTRICTED[:-1] + f", chain: {{uri: gone.jsonl, head: 'sha256:{'0' * 64}'}}}}"
+HEAD = "- {id: head, match: '^head\\.', depth: 1.0}"
+
+ROWS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
+    "unknown key": (
+        edited("assurance:", "assurence:"),
+        "P01: unknown key 'assurence'",
+        f"{POLICY}:6",
+        "did you mean 'assurance'?",
+    ),
+    "duplicate key": (
+        edited("version: 1\n", "version: 1\nversion: 2\n"),
+        "stands here twice",
+        f"{POLICY}:6",
+        "",
+    ),
+    "anchor": (
+        edited("name: digits", "name: &n digits"),
+        "&n refers to another place",
+        f"{POLICY}:4",
+        "write out what it stands for",
+    ),
+    "weight that is no number": (
+        edited("layers: [head], weight: 1.0", "layers: [head], weight: .nan"),
+        "expected a finite number",
+        "rules.2.weight",
+        "",
+    ),
+    "rule without a match": (
+        edited("match: {label.class: restricted}, ", ""),
+        "'match' is missing",
+        "rules.2",
+        "",
+    ),
+    "rule that matches nothing": (
+        edited("match: {label.class: restricted}", "match: {label.class: secret}"),
+        "P09: rule 'restricted-head-only' decides nothing",
+        "rules.2.match",
+        "correct its match, or take it out",
+    ),
+    "starved layer": (
+        edited("layers: ['*'], weight", "layers: [body, head], weight"),
+        "P05: layer 'low' learns from no source",
+        "layers.0",
+        "frozen: true",
+    ),
+    "expired agreement": (
+        edited(RESTRICTED, AGREED.replace("EXPIRES", yesterday())),
+        "agreement DUA-9 on source 'restricted' ended on",
+        "sources.2.agreement.expires",
+        "agree anew with its owner",
+    ),
+    "chain that is not there": (
+        edited(RESTRICTED, CHAINED),
+        "P06: gone.jsonl of source 'restricted' is not in the model's folder",
+        "gone.jsonl",
+        "absolute path",
+    ),
+    "no source at all": (
+        edited("{id: public, labels: {license: CC0, class: open}}", "{}"),
+        "'id' is missing",
+        "sources.0",
+        "",
+    ),
+    "what nothing enforces": (
+        edited("coverage:", "memorization: {canaries: {}}\ncoverage:"),
+        "does not enforce: memorization.canaries",
+        "governance.policy",
+        "leave it out",
+    ),
+    "others may write": (writable, "everybody", POLICY, "chmod go-w"),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_bad_policies_are_refused_by_check_and_plan_alike(cli: Cli, folder: Path, row: str) -> None:
+    break_it, what, where, repair = ROWS[row]
+    break_it(folder)
+    for verb in (("policy", "check", folder / POLICY), ("plan", folder / CONFIG, "--site=local")):
+        err = flat(cli(*verb, code=4).err)
+        for said in (what, where, repair):
+            assert said in err, (verb, said, err)
+        assert "Traceback" not in err
+    cli("submit", folder / CONFIG, "--site", "local", "--prepare", "--no-test", code=4)
+    assert list(cli.root.iterdir()) == [], "nothing was made"
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_a_run_key_that_is_not_there_is_refused(cli: Cli, folder: Path) -> None:
+    """A key itself at submission; a reference to nothing where it is resolved, by its name."""
+    given = "  policy: policy.yaml"
+    edited(given, f"{given}\n  run_key: {KEY}", CONFIG)(folder)
+    argv = ("submit", folder / CONFIG, "--site", "local", "--no-test", "--prepare")
+    err = cli(*argv, code=4).err
+    assert "governance.run_key" in err and "expected a reference, not the key itself" in flat(err)
+    assert KEY not in err, "no message holds a key"
+
+
+def test_tied_layers_obey_the_stricter_rule(cli: Cli, folder: Path) -> None:
+    """Not refused: said. The tied parameter may be changed by what both layers may."""
+    edited('network.add_module("head"', 'network.add_module("tied"', MODEL)(folder)
+    tie = "        network.tied.bias = network.body.bias\n        self.model ="
+    edited("        self.model =", tie, MODEL)(folder)
+    edited("nn.Linear(16 * 16, hidden)", "nn.Linear(16 * 16, 10)", MODEL)(folder)
+    edited("nn.Linear(hidden, 10)", "nn.Linear(10, 10)", MODEL)(folder)
+    edited("'^head\\.'", "'^tied\\.'")(folder)
+    argv = ("policy", "compile", folder / POLICY, "--model", folder / CONFIG, "-o", "json")
+    [item] = cli(*argv).items
+    layers = {one["name"]: one["layer"] for one in item["parameters"]}
+    assert layers["body.bias"] == "body+head" and layers["tied.weight"] == "head"
+    weights = dict(zip(item["sources"], item["matrix"], strict=True))
+    assert weights["restricted"][item["layers"].index("body+head")] == 0
+
+
+def test_a_clock_two_days_off_is_told_by_the_statement_of_the_node(tmp_path: Path) -> None:
+    """That of the node, or of who signed: ahead or behind, nothing runs."""
+    path = tmp_path / "n1.dsse"
+    statement.put(path)
+    statement.verify(statement.demand(path))
+    for off, says in ((-2, "172740 s ahead of this clock"), (2, "the statement ended at")):
+        now = statement.NOW + off * 86400
+        with pytest.raises(GovernanceBroken, match=says) as caught:
+            statement.verify(statement.demand(path), now=now)
+        assert caught.value.check == "G121" and "n1" in caught.value.where
+        assert "the statement" in caught.value.hint or "administrator" in caught.value.hint
+        assert caught.value.exit_code == 9
+
+
+def test_a_truncated_ledger_is_told(cli: Cli) -> None:
+    trial = ExperimentPaths(Builder(cli.root / "ruled-1").paths.root).trial(1)
+    write(trial, 1, LEDGER_KEY, 5)
+    path = trial.attempt(1).ledger
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:4] + lines[5:]))
+    err = flat(cli("ledger", "verify", "ruled-1", code=9).err)
+    assert "G104" in err and "record 4" in err and str(path) in err and "backup" in err
+    # without its end alone it looks like one of a crash: the checkpoint that names a record knows
+    # better (G105), and what is no longer under a seal is counted
+    path.write_bytes(b"".join(lines)[: len(lines[0]) + 20])
+    [item] = cli("ledger", "verify", "ruled-1", "-o", "json").items
+    assert item["ok"] and item["records"] == 1 and item["unsealed"] == 1

@@ -1,0 +1,141 @@
+"""Trials that begin from another one's checkpoint link its ledger, and begin with its exposure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcdet.data.sample_order import Order, shuffled
+from hpcdet.policy.ledger import records
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Trial
+from hpcdet.store.trials import parents
+from tests import ranks
+from tests.commands import Cli, cli  # noqa: F401
+from tests.governed_model import SIZES
+from tests.guard.test_governed import BATCH, make, policy, state_of
+from tests.guard.test_trial_ledgers import kill_behind, ledgers, sound
+from tests.pytorch.test_bits_local import interrupt
+
+pytestmark = pytest.mark.xdist_group("governed")
+
+UNTIL = 6
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> TrialPaths:
+    trial = make(tmp_path / "EXP", 1, policy(), until=UNTIL)
+    attempt = ranks.run(trial, 1)
+    assert attempt.verdict() is not None, attempt.log()
+    return trial
+
+
+def heir(parent: TrialPaths, number: int = 2) -> TrialPaths:
+    """A trial that is to train as long again, from the end of another one."""
+    child = ExperimentPaths(parent.root.parent.parent).trial(number)
+    made = parents.give(parents.donations(parent, "batches")[-1], child)
+    named = f"{parent.number}@{UNTIL} batches"
+    record = Trial(number, {"global_batch_size": BATCH}, 11, parent=named)
+    Trial(**{**vars(record), "origin": parents.origin_of(made)}).write_once(child.record)
+    config = ExperimentPaths(parent.root.parent.parent).config
+    config.write_text(config.read_text().replace(f"batches: {UNTIL}\n", f"batches: {2 * UNTIL}\n"))
+    return child
+
+
+def checks_of(attempt: Any) -> dict[str, Any]:
+    [found] = [line["checks"] for line in attempt.lines() if "checks" in line]
+    return {one["code"]: one for one in found}
+
+
+def test_an_heir_links_its_parents_ledger_and_counts_on(parent: TrialPaths, tmp_path: Path) -> None:
+    child = heir(parent)
+    interrupt(child, tmp_path / "1", "train:11", kill_behind(child, 8), 1)
+    attempt = ranks.run(child, 1)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "done", attempt.log()
+    assert {one["outcome"] for one in checks_of(attempt).values()} <= {
+        "passed",
+        "recorded",
+        "unknown",
+    }
+    assert checks_of(attempt)["G106"]["outcome"] == "recorded"
+
+    found = sound(child)
+    [theirs] = ledgers(parent)
+    link = found.ledgers[0].records[0].body["parent"]
+    assert theirs.hashes[link["seq"]] == link["hash"]
+    assert theirs.records[link["seq"]].body["name"] == f"{UNTIL:08d}.g1"
+    [resume, _] = [r for one in found.ledgers for r in one.records if r.type == "resume"]
+    before = state_of(parent)[1]["exposure"]
+    assert resume.body["inherited"] == before
+    mine = dict.fromkeys("abc", 0)
+    for record in found.counting():
+        if record.type == "step_batch":
+            for kind, units in record.body["counts"].items():
+                mine[kind] += units
+    after = state_of(child)[1]["exposure"]["rows"]
+    assert after == {kind: before["rows"][kind] + mine[kind] for kind in "abc"}
+    assert state_of(child)[1]["complete"] is True
+
+
+def test_a_parent_whose_ledger_is_broken_gives_nothing(parent: TrialPaths) -> None:
+    child = heir(parent)
+    path = parent.attempt(1).ledger
+    path.write_bytes(path.read_bytes().replace(b'"dropped":0', b'"dropped":1', 1))
+    attempt = ranks.run(child, 1)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "norestart", attempt.log()
+    assert "G104" in verdict.error
+
+
+def test_a_parent_without_a_ledger_leaves_a_history_unknown(parent: TrialPaths) -> None:
+    child = heir(parent)
+    parent.attempt(1).ledger.unlink()
+    attempt = ranks.run(child, 1)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "done", attempt.log()
+    assert checks_of(attempt)["G105"]["outcome"] == "unknown"
+    assert state_of(child)[1]["complete"] is False
+
+
+def test_ledgers_go_with_a_checkpoint_into_another_experiment(
+    parent: TrialPaths, tmp_path: Path
+) -> None:
+    other = ExperimentPaths(tmp_path / "other").trial(1)
+    given = parents.donations(parent, "batches")[-1]
+    parents.give_ledgers(given, other)
+    [copy] = parents.ledgers(other)
+    assert copy.ledger.read_bytes() == parent.attempt(1).ledger.read_bytes()
+    again = ExperimentPaths(tmp_path / "again").trial(1)
+    parents.give_ledgers(parents.Donation(given.folder, given.at, given.manifest, other), again)
+    [copy] = parents.ledgers(again)  # of copies, too
+    assert records.read(1, copy.ledger) is not None
+
+
+def test_a_record_is_asked_when_it_was_trained_and_what_it_may_have_changed(
+    cli: Cli,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    trial = make(tmp_path / "EXP", 1, policy(), until=14)
+    interrupt(trial, tmp_path / "1", "train:11", kill_behind(trial, 8), 1)
+    assert ranks.run(trial, 1).verdict() is not None
+    order = Order(62, BATCH, lambda epoch: shuffled(62, 7, epoch))
+    wholes = [part.whole for part, _ in zip(order.slices(0, 0, 1), range(14), strict=False)]
+    begins = dict(zip(SIZES, np.cumsum([0, *SIZES.values()]).tolist(), strict=False))
+    layers = {"a": ["low", "high", "head"], "b": ["high", "head"], "c": ["head"]}
+    seen = 0
+    for source, number in (("a", 0), ("a", 29), ("b", 7), ("c", 11)):
+        asked = ("ledger", "query", trial.root, "--record", f"{source}:{number}", "-o", "json")
+        items = cli(*asked).items
+        steps = [n for n, one in enumerate(wholes) if begins[source] + number in one]
+        assert [one["step"] for one in items] == steps
+        assert [one["epoch"] for one in items] == [n // 6 for n in steps]
+        assert all(one["layers"] == layers[source] for one in items)
+        seen += len(items)
+    assert seen > 8
+    for wrong, says in (("a:30", "30 records"), ("z:0", "no source z"), ("a", "no SOURCE:N")):
+        assert says in cli("ledger", "query", trial.root, "--record", wrong, code=2).err
+    assert "one of" in cli("ledger", "query", trial.root, code=2).err

@@ -1,0 +1,427 @@
+"""Changes of a policy: who may make them, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime
+import json
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from hpcdet.errors import HpcdetError, Unavailable
+from hpcdet.policy.changes import change_records, policy_history, strictness
+from hpcdet.policy.changes.change_writer import ChangeWriter, approve
+from hpcdet.policy.changes.policy_in_effect import PolicyInEffect, in_effect
+from hpcdet.policy.codes import RESUME_CODES, GovernanceBroken, PolicyRefused
+from hpcdet.policy.compiled import (
+    Changes,
+    CompiledPolicy,
+    Coverage,
+    DataSource,
+    LayerGroup,
+    LedgerRules,
+    Memorization,
+    PolicyText,
+    Requires,
+    TrustedKey,
+    UseAgreement,
+)
+from hpcdet.policy.keys import key_files
+from hpcdet.store.config.resolved_config import Governance
+from hpcdet.store.folder.layout import ExperimentPaths
+
+LEE, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+TODAY = datetime.date(2027, 6, 1)
+BASE = CompiledPolicy(
+    name="onc",
+    version=1,
+    text_digest="sha256:00",
+    layers=(LayerGroup("low", "^l"), LayerGroup("head", "^h")),
+    sources=(DataSource("a"), DataSource("b", agreement=UseAgreement("DUA-1", "2027-12-31"))),
+    matrix=((1.0, 1.0), (0.5, 1.0)),
+    trust=(
+        TrustedKey("pi-lee", "policy", key_files.public(LEE)),
+        TrustedKey("steward", "data", key_files.public(OTHER)),
+    ),
+)
+
+
+def other(*, matrix: Any = BASE.matrix, **changes: Any) -> CompiledPolicy:
+    return dataclasses.replace(BASE, version=2, matrix=matrix, **changes)
+
+
+def text(policy: CompiledPolicy) -> PolicyText:
+    return PolicyText(f"name: {policy.name}\n", policy)
+
+
+TIGHT = other(matrix=((1.0, 1.0), (0.0, 1.0)))
+LOOSE = other(matrix=((1.0, 1.0), (1.0, 1.0)))
+MIXED = other(matrix=((1.0, 0.0), (1.0, 1.0)))
+
+
+@dataclasses.dataclass
+class Folder:
+    """An experiment as far as its policy goes."""
+
+    paths: ExperimentPaths
+    governance: Governance
+
+    def writer(self) -> ChangeWriter:
+        return ChangeWriter(self.paths, self.governance)
+
+    def load(self) -> policy_history.PolicyHistory:
+        return policy_history.load(self.paths, self.governance)
+
+    def broken(self) -> tuple[str, str]:
+        with pytest.raises(GovernanceBroken) as found:
+            self.load()
+        return found.value.check, f"{found.value.what} {found.value.hint}"
+
+    def record(self, number: int) -> Path:
+        return self.paths.policy_changes / f"{number:04d}.json"
+
+
+def made(root: Path, policy: CompiledPolicy = BASE, name: str = "onc-7f3a") -> Folder:
+    paths = ExperimentPaths(root / name)
+    paths.root.mkdir(parents=True)
+    paths.compiled_policy.write_text(policy.to_json())
+    secret = Ed25519PrivateKey.generate().private_bytes_raw().hex()
+    paths.secrets.write_text(json.dumps({"governance.run_key": secret}))
+    stored = {"stored": "governance.run_key"}
+    return Folder(paths, Governance(policy="policy.yaml", run_key=stored, digest=policy.digest))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return made(tmp_path)
+
+
+def refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(PolicyRefused) as found:
+        call()
+    return f"{found.value.what} {found.value.hint}"
+
+
+def test_tightening_needs_nobody_and_records_are_in_order(folder: Folder) -> None:
+    assert folder.load().newest == BASE
+    written = folder.writer().change(text(TIGHT), "the owner asked for it")
+    assert (written.change.kind, written.path.name) == ("tighten", "0001.json")
+    assert written.path.stat().st_mode & 0o777 == 0o600
+    folder.writer().revoke("b", "withdrawn")
+    found = folder.load()
+    assert [one.act for one in found.changes] == ["change", "revoke"]
+    assert found.policies == (BASE, TIGHT, TIGHT.denying({"b"}))
+    assert found.newest.matrix == ((1.0, 1.0), (0.0, 0.0))
+    assert policy_history.load(folder.paths, folder.governance, own=False).newest == found.newest
+
+
+@pytest.mark.parametrize("wanted", [LOOSE, MIXED])
+def test_loosening_needs_a_key_that_the_policy_trusts(folder: Folder, wanted: Any) -> None:
+    run = key_files.public(Ed25519PrivateKey.generate())
+    said = refused(lambda: folder.writer().change(text(wanted), "why"))
+    assert said.startswith("G108: the change (") and "needs 1 approvals, and has 0" in said
+    assert "pi-lee" in said
+    for wrong in (approve(wanted, OTHER), approve(TIGHT, LEE), approve(wanted, LEE, run)):
+        assert "has 0" in refused(lambda w=wrong: folder.writer().change(text(wanted), "why", [w]))
+    assert "does not trust the key" in refused(
+        lambda: folder.writer().change(text(wanted), "why", by=OTHER)
+    )
+    assert not folder.paths.policy_changes.exists()
+    folder.writer().change(text(wanted), "why", by=LEE)
+    assert folder.load().newest == wanted
+
+
+def test_an_approval_made_elsewhere_counts(folder: Folder) -> None:
+    folder.writer().change(text(LOOSE), "why", [approve(LOOSE, LEE)])
+    assert folder.load().newest == LOOSE
+
+
+def test_several_approvals_are_of_several_keys(tmp_path: Path) -> None:
+    trust = (*BASE.trust, TrustedKey("second", "policy", key_files.public(OTHER)))
+    base = dataclasses.replace(BASE, trust=trust, changes=Changes(1, 2))
+    folder = made(tmp_path, base)
+    tight = dataclasses.replace(TIGHT, trust=trust, changes=Changes(1, 2))
+    loose = dataclasses.replace(LOOSE, trust=trust, changes=Changes(1, 2))
+    assert "needs 1 approvals" in refused(lambda: folder.writer().change(text(tight), "why"))
+    twice = [approve(loose, LEE), approve(loose, LEE)]
+    said = refused(lambda: folder.writer().change(text(loose), "why", twice))
+    assert "needs 2 approvals, and has 1" in said
+    folder.writer().change(text(loose), "why", [approve(loose, OTHER)], by=LEE)
+    assert folder.load().newest == loose
+
+
+def test_keys_of_the_new_policy_approve_nothing(folder: Folder) -> None:
+    mine = TrustedKey("me", "policy", key_files.public(OTHER))
+    loose = dataclasses.replace(LOOSE, trust=(*BASE.trust, mine))
+    approval = approve(loose, OTHER)
+    assert "has 0" in refused(lambda: folder.writer().change(text(loose), "why", [approval]))
+
+
+FIXED: dict[str, dict[str, Any]] = {
+    "layers": {"layers": (LayerGroup("low", "^x"), BASE.layers[1])},
+    "sources": {"sources": BASE.sources[:1], "matrix": BASE.matrix[:1]},
+    "normalize": {"normalize": "global"},
+    "memorization": {"memorization": Memorization()},
+    "requires": {"requires": Requires(("enclave",))},
+}
+
+
+@pytest.mark.parametrize("what", FIXED)
+def test_what_an_experiment_rests_on_cannot_change(folder: Folder, what: str) -> None:
+    wanted = dataclasses.replace(BASE, **FIXED[what])
+    said = refused(lambda: folder.writer().change(text(wanted), "why", by=LEE))
+    assert what in said and "cannot change while an experiment lives" in said
+    assert "fork" in said
+
+
+def until(day: str) -> DataSource:
+    return DataSource("b", agreement=UseAgreement("DUA-1", day))
+
+
+RULES: dict[str, tuple[str, dict[str, Any]]] = {
+    "nothing but its text": ("same", {"text_digest": "sha256:11"}),
+    "assurance": ("loosen", {"assurance": "direct"}),
+    "assures more": ("tighten", {"assurance": "isolated"}),
+    "drops unknown sources": ("loosen", {"unknown_source": "drop"}),
+    "rejects mixtures": ("tighten", {"mixed": "reject"}),
+    "asks for less coverage": ("loosen", {"coverage": Coverage(0.5)}),
+    "a key more": (
+        "loosen",
+        {"trust": (*BASE.trust, TrustedKey("x", "data", "ab" * 32))},
+    ),
+    "a key less": ("tighten", {"trust": BASE.trust[:1]}),
+    "who signs": ("tighten", {"trust": (*BASE.trust, TrustedKey("x", "run", "ab" * 32))}),
+    "an anchor": ("tighten", {"ledger": LedgerRules(anchor=("syslog",))}),
+    "no approvals": ("loosen", {"changes": Changes(0, 0)}),
+    "stops": ("tighten", {"changes": Changes(revoke="stop")}),
+    "never probes": ("loosen", {"probe_every": 0}),
+    "a longer agreement": (
+        "loosen",
+        {
+            "sources": (
+                BASE.sources[0],
+                DataSource("b", agreement=UseAgreement("DUA-1", "2031-01-01")),
+            )
+        },
+    ),
+    "a shorter agreement": (
+        "tighten",
+        {
+            "sources": (
+                BASE.sources[0],
+                DataSource("b", agreement=UseAgreement("DUA-1", "2027-01-01")),
+            )
+        },
+    ),
+    "no agreement": ("loosen", {"sources": (BASE.sources[0], DataSource("b"))}),
+    "other labels": (
+        "mixed",
+        {"sources": (DataSource("a", {"license": "MIT"}), BASE.sources[1])},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", RULES)
+def test_rules_beside_weights_are_rules(what: str) -> None:
+    kind, changes = RULES[what]
+    assert strictness.kind_between(BASE, dataclasses.replace(BASE, **changes)) == kind
+    tight = dataclasses.replace(TIGHT, **changes)
+    assert strictness.kind_between(BASE, tight) == (
+        "tighten" if kind in ("same", "tighten") else "mixed"
+    )
+
+
+def test_every_field_of_a_policy_is_compared() -> None:
+    """A field that comes later has to be decided upon here, too."""
+    compared = {
+        *("layers", "sources", "matrix", "assurance", "normalize", "unknown_source", "mixed"),
+        *("trust", "coverage", "entropy", "memorization", "requires", "ledger", "changes"),
+        *("probe_every", "name", "version", "text_digest"),
+    }
+    assert {one.name for one in dataclasses.fields(CompiledPolicy)} == compared
+
+
+def twice(folder: Folder) -> None:
+    folder.writer().change(text(TIGHT), "first")
+    folder.writer().revoke("b", "second")
+
+
+def forged(path: Path, key: Ed25519PrivateKey, **changes: Any) -> None:
+    """Write a record anew, as another key's."""
+    found = json.loads(path.read_bytes())
+    payload = json.loads(base64.b64decode(found["record"]["payload"]))["predicate"]
+    change = change_records.PolicyChange(**{**payload, **changes})
+    path.unlink()
+    path.write_bytes(change_records.to_file(change_records.sign(change, key), found["approvals"]))
+
+
+def own_key(folder: Folder) -> Ed25519PrivateKey:
+    secret = json.loads(folder.paths.secrets.read_text())["governance.run_key"]
+    return key_files.parse(secret, "")
+
+
+def flipped(folder: Folder) -> None:
+    data = bytearray(folder.record(1).read_bytes())
+    data[data.index(b'"payload":"') + 40] ^= 1
+    folder.record(1).write_bytes(data)
+
+
+def swapped(folder: Folder) -> None:
+    first, second = folder.record(1).read_bytes(), folder.record(2).read_bytes()
+    folder.record(1).write_bytes(second)
+    folder.record(2).write_bytes(first)
+
+
+TAMPERS: dict[str, tuple[str, str, Callable[[Folder], Any]]] = {
+    "the first is gone": ("G108", "0001 of the policy is missing", lambda f: f.record(1).unlink()),
+    "a byte": ("G102", "", flipped),
+    "torn": ("G102", "damaged", lambda f: f.record(2).write_bytes(f.record(2).read_bytes()[:99])),
+    "empty": ("G102", "damaged", lambda f: f.record(2).write_bytes(b"")),
+    "version": (
+        "G101",
+        "version",
+        lambda f: f.record(1).write_text(f.record(1).read_text().replace("change/1", "change/2")),
+    ),
+    "swapped": ("G108", "does not follow", swapped),
+    "another's": ("G102", "", lambda f: forged(f.record(2), OTHER)),
+    "renumbered": ("G108", "does not follow", lambda f: f.record(2).rename(f.record(1))),
+    "a gap": ("G108", "0002 of the policy is missing", lambda f: f.record(2).rename(f.record(3))),
+    "its group may write": ("G108", "changed by everybody", lambda f: f.record(1).chmod(0o666)),
+    "all may add": ("G108", "may be changed", lambda f: f.paths.policy_changes.chmod(0o777)),
+    "a link into nothing": (
+        "G108",
+        "not written so",
+        lambda f: (f.record(2).unlink(), os.symlink("nowhere", f.record(2))),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", TAMPERS)
+def test_each_tamper_of_the_records_is_found(folder: Folder, how: str) -> None:
+    twice(folder)
+    folder.load()
+    code, words, tamper = TAMPERS[how]
+    tamper(folder)
+    found = folder.broken()
+    assert found[0] == code and words in found[1], found
+
+
+def test_the_owner_cannot_forge_what_only_others_may_allow(folder: Folder) -> None:
+    """The run key is the owner's: what it signs is checked all the same."""
+    folder.writer().change(text(TIGHT), "first")
+    key = own_key(folder)
+    kept = folder.record(1).read_bytes()
+    forgeries: list[dict[str, Any]] = [
+        {"policy": LOOSE.to_json(), "after": LOOSE.digest, "kind": "tighten"},
+        {"after": BASE.digest},
+        {"before": LOOSE.digest},
+        {"act": "revoke", "source": "b"},
+        {"act": "override", "code": "G115", "after": BASE.digest},
+        {"act": "override", "code": "G108", "after": BASE.digest},
+    ]
+    for changes in forgeries:
+        forged(folder.record(1), key, **changes)
+        assert folder.broken()[0] == "G108", changes
+        folder.record(1).write_bytes(kept)
+    folder.load()
+
+
+def test_records_of_another_experiment_count_nothing(folder: Folder, tmp_path: Path) -> None:
+    folder.writer().change(text(LOOSE), "first", by=LEE)
+    neighbour = made(tmp_path, name="onc-0000")
+    shutil.copytree(folder.paths.policy_changes, neighbour.paths.policy_changes)
+    assert neighbour.broken()[0] == "G102"
+    # an heir that was made of it has its key, and its policy with it
+    shutil.copy(folder.paths.secrets, neighbour.paths.secrets)
+    assert neighbour.load().newest == LOOSE
+
+
+def test_of_two_at_once_one_is_told(folder: Folder) -> None:
+    first, second = folder.writer(), folder.writer()
+    first.change(text(TIGHT), "first")
+    with pytest.raises(Unavailable, match="same time"):
+        second.revoke("b", "second")
+
+    def again(number: int) -> bool:
+        try:
+            folder.writer().override(policy_history.OVERRIDABLE[number], "why")
+        except Unavailable:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(again, range(8)))
+    assert sum(won) >= 1
+    assert len(folder.load().changes) == 1 + sum(won)
+
+
+@pytest.mark.parametrize("code", policy_history.HARD)
+def test_no_override_reaches_evidence_of_a_leak(folder: Folder, code: str) -> None:
+    said = refused(lambda: folder.writer().override(code, "why"))
+    assert said.startswith(f"{code}: cannot be overridden") and "G117" in said
+
+
+def test_the_other_checks_are_overridden_or_named(folder: Folder) -> None:
+    for code in RESUME_CODES:
+        if code in policy_history.OVERRIDABLE:
+            folder.writer().override(code, f"because of {code}")
+        else:
+            assert code in refused(lambda c=code: folder.writer().override(c, "why"))
+    assert "there is no check G999" in refused(lambda: folder.writer().override("G999", "why"))
+    now = in_effect(folder.load(), TODAY)
+    assert now.overrides["G117"] == "because of G117"
+    assert now.policy == BASE
+    assert PolicyInEffect.decode(json.loads(json.dumps(now.encode()))) == now
+
+
+def test_what_changes_nothing_is_refused(folder: Folder) -> None:
+    assert "in effect already" in refused(lambda: folder.writer().change(text(BASE), "why"))
+    assert "no such source" in refused(lambda: folder.writer().revoke("z", "why"))
+    folder.writer().revoke("b", "why")
+    assert "nothing already" in refused(lambda: folder.writer().revoke("b", "why"))
+
+
+def test_after_its_agreement_a_source_is_left_out(folder: Folder) -> None:
+    later = datetime.date(2028, 1, 1)
+    assert not in_effect(folder.load(), datetime.date(2027, 12, 31)).dropped
+    found = in_effect(folder.load(), later)
+    assert found.policy.matrix == ((1.0, 1.0), (0.0, 0.0))
+    assert "DUA-1" in found.dropped["b"] and "2027-12-31" in found.dropped["b"]
+    assert found.place(found.policy, found.dropped) == 0
+    assert found.place(TIGHT, {}) is None
+    folder.writer().change(text(other(changes=Changes(revoke="stop"))), "stop then")
+    with pytest.raises(GovernanceBroken, match=r"G112.*says to stop"):
+        in_effect(folder.load(), later)
+
+
+def test_where_no_source_is_left_training_stops(folder: Folder) -> None:
+    folder.writer().revoke("a", "withdrawn")
+    with pytest.raises(GovernanceBroken, match=r"G112.*no source is left"):
+        in_effect(folder.load(), datetime.date(2028, 1, 1))
+    with pytest.raises(GovernanceBroken, match=r"G112.*no source is left.*withdrawn by ada"):
+        in_effect(folder.load(), TODAY, {"b": "withdrawn by ada"})
+
+
+def test_a_full_disk_leaves_no_record(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    import errno
+
+    from hpcdet.store.fs import files
+
+    def full(fd: int, data: bytes) -> None:
+        os.write(fd, data[:9])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "write_all", full)
+    with pytest.raises(HpcdetError, match="No space"):
+        folder.writer().change(text(TIGHT), "why")
+    monkeypatch.undo()
+    assert folder.load().newest == BASE
+    folder.writer().change(text(TIGHT), "why")
