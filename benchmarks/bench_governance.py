@@ -36,10 +36,10 @@ from hpcdet.data.sample_order import Order, shuffled  # noqa: E402
 from hpcdet.data.sourced import SourceTable  # noqa: E402
 from hpcdet.guard.guard import Guard  # noqa: E402
 from hpcdet.guard.resume.fingerprints import Fingerprints  # noqa: E402
+from hpcdet.guard.resume.governance_state import GovernanceState  # noqa: E402
 from hpcdet.guard.routing import modules, oracle  # noqa: E402
 from hpcdet.guard.routing.layer_map import LayerMap  # noqa: E402
 from hpcdet.guard.routing.router import Router  # noqa: E402
-from hpcdet.guard.state import GovernanceState  # noqa: E402
 from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup  # noqa: E402
 
 GOALS = {

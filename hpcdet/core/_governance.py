@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # imported where there is a policy only
     from hpcdet.guard.accounts.attempt_accounts import AttemptAccounts
     from hpcdet.guard.guard import Guard
     from hpcdet.guard.resume.fingerprints import Fingerprints
-    from hpcdet.guard.state import GovernanceState
+    from hpcdet.guard.resume.governance_state import GovernanceState
     from hpcdet.guard.stepping.step_watch import StepWatch
     from hpcdet.guard.withheld import Losses
     from hpcdet.policy.compiled import CompiledPolicy
@@ -57,7 +57,7 @@ class GovernanceContext:
         from hpcdet.guard.resume.active_chains import ActiveChains
         from hpcdet.guard.resume.deciding import decide
         from hpcdet.guard.resume.fingerprints import Fingerprints
-        from hpcdet.guard.state import GovernanceState
+        from hpcdet.guard.resume.governance_state import GovernanceState
         from hpcdet.guard.stepping.step_watch import StepWatch
 
         experiment = session.place.experiment

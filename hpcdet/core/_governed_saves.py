@@ -46,7 +46,7 @@ class AccountedGovernance(GovernanceContext):
             return
         self._loaded, found = loaded, loaded.shared.get("governance")
         if isinstance(found, dict) and self.guard is not None:  # for reports before the first batch
-            from hpcdet.guard.exposure import Exposure
+            from hpcdet.guard.counting.exposure import Exposure
 
             self.guard.exposure = Exposure.decode(found["exposure"])
 

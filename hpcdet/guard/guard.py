@@ -14,11 +14,11 @@ from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order, Slice
 from hpcdet.data.sourced import Codes, Mixture, SourceTable
 from hpcdet.errors import UsageError
-from hpcdet.guard.exposure import Counts, Exposure, counted
+from hpcdet.guard.counting.exposure import Counts, Exposure, counted
+from hpcdet.guard.counting.row_kinds import RowKinds
 from hpcdet.guard.routing import lane_rules
 from hpcdet.guard.routing.governed_models import GovernedModels
 from hpcdet.guard.routing.row_sources import RowSources
-from hpcdet.guard.row_kinds import RowKinds
 from hpcdet.guard.stepping.optimizers import Gather, GovernedOptimizers
 from hpcdet.guard.stepping.windows import Vector
 from hpcdet.policy.codes import PolicyRefused

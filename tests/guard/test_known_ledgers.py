@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import LoadedState
-from hpcdet.guard.resume.known_ledgers import known_by_ledgers, undone
+from hpcdet.guard.accounts.known_ledgers import known_by_ledgers, undone
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.ledger import records
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths

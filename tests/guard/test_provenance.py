@@ -14,7 +14,7 @@ import pytest
 from torch.utils.data import ConcatDataset, Subset
 
 from hpcdet.data.sourced import Sourced, record_of
-from hpcdet.guard.exposure import Exposure
+from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.resume.active_chains import ActiveChains
 from hpcdet.policy import source_provenance
 from hpcdet.policy.chains import Artifact, SourceChain, extend

@@ -15,7 +15,7 @@ from torch import nn
 from hpcdet.data.sample_order import Order, shuffled
 from hpcdet.data.sourced import Sourced
 from hpcdet.guard.guard import Guard
-from hpcdet.guard.state import GovernanceState
+from hpcdet.guard.resume.governance_state import GovernanceState
 from hpcdet.policy.changes.policy_in_effect import PolicyInEffect
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import CompiledPolicy, UseAgreement

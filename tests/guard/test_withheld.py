@@ -13,9 +13,9 @@ import pytest
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order, shuffled
 from hpcdet.data.sourced import Sourced
-from hpcdet.guard.exposure import counted
+from hpcdet.guard.counting.exposure import counted
+from hpcdet.guard.counting.row_kinds import RowKinds
 from hpcdet.guard.resume.same_twins import same_twins
-from hpcdet.guard.row_kinds import RowKinds
 from hpcdet.guard.withheld import WithheldTwins
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy, Memorization, Twins

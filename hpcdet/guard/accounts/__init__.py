@@ -1,5 +1,5 @@
-"""The ledger that rank 0 writes of a trial's attempt, and what a checkpoint says of it.
+"""The ledger of a trial's attempt, which rank 0 writes, and its agreement with checkpoints.
 
-May come in: what turns training into records. How records are chained, sealed and verified is
-``policy.ledger``'s.
+May come in: what turns training into records, and compares them with a checkpoint's. How records
+are chained, sealed and verified is ``policy.ledger``'s.
 """

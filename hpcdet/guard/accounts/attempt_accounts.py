@@ -12,12 +12,12 @@ from hpcdet.checkpoint import LoadedState, Manifest
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order
 from hpcdet.data.sourced import SourceTable
+from hpcdet.guard.accounts.checkpoint_records import head_of, settled, state_root
+from hpcdet.guard.accounts.known_ledgers import known_by_ledgers, undone
+from hpcdet.guard.accounts.same_on_ranks import same_on_ranks
 from hpcdet.guard.accounts.trial_ledger import Attest, TrialLedger
-from hpcdet.guard.exposure import Exposure
+from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
-from hpcdet.guard.resume.checkpoint_records import head_of, settled, state_root
-from hpcdet.guard.resume.known_ledgers import known_by_ledgers, undone
-from hpcdet.guard.resume.same_on_ranks import same_on_ranks
 from hpcdet.guard.resume.verdicts import SCHEMA, Check, State
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import MIX

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpcdet.checkpoint import CheckpointFailed
-from hpcdet.guard.exposure import Exposure
+from hpcdet.guard.accounts.checkpoint_records import digest_of
+from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
-from hpcdet.guard.resume.checkpoint_records import digest_of
 from hpcdet.policy.keys.run_keys import RunKey
 from hpcdet.policy.ledger import seals
 from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead, LedgerOwner

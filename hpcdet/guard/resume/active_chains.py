@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hpcdet.data.sourced import record_of
-from hpcdet.guard.exposure import Exposure
+from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.resume.verdicts import Check, State, broken
 from hpcdet.policy import measures
 from hpcdet.policy.compiled import MIX, CompiledPolicy, Matrix

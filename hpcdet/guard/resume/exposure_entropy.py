@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order
-from hpcdet.guard.exposure import Exposure
+from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
 from hpcdet.guard.resume.verdicts import Check, State
 from hpcdet.policy import measures

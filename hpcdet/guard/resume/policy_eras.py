@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order
-from hpcdet.guard.exposure import Exposure
+from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
 from hpcdet.guard.resume.verdicts import broken
 from hpcdet.policy.changes.policy_in_effect import PolicyInEffect

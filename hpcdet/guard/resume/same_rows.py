@@ -6,7 +6,7 @@ import numpy as np
 
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order
-from hpcdet.guard.exposure import Exposure
+from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
 from hpcdet.guard.resume.verdicts import Check, State, broken
 from hpcdet.policy.compiled import Matrix

@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcdet.data.sourced import Mixture, SourceTable
 from hpcdet.errors import UsageError
-from hpcdet.guard.exposure import Counts
+from hpcdet.guard.counting.exposure import Counts
 from hpcdet.guard.stepping.optimizers import Gather
 
 Names = Sequence[str | Sequence[str]]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order
 from hpcdet.data.sourced import Codes
-from hpcdet.guard.row_kinds import RowKinds
+from hpcdet.guard.counting.row_kinds import RowKinds
 from hpcdet.policy.compiled import CompiledPolicy, Matrix, exposure
 
 Counts = NDArray[np.int64]

@@ -10,8 +10,8 @@ from pathlib import Path
 from hpcdet.checkpoint import Manifest
 from hpcdet.checkpoint.format import remove
 from hpcdet.checkpoint.format.manifest import position
-from hpcdet.guard.exposure import Exposure
-from hpcdet.guard.resume.checkpoint_records import digest_of, head_of, settled, state_root
+from hpcdet.guard.accounts.checkpoint_records import digest_of, head_of, settled, state_root
+from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.resume.verdicts import Check, State
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.ledger import seals

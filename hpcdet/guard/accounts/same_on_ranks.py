@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hpcdet.guard.resume.checkpoint_records import state_root
+from hpcdet.guard.accounts.checkpoint_records import state_root
 from hpcdet.guard.resume.verdicts import Check, State, broken
 
 
