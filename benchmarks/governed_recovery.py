@@ -26,7 +26,7 @@ import results  # noqa: E402
 
 from benchmarks.governed import forging, tampers  # noqa: E402
 from benchmarks.governed.tampers import KEY, Tamper  # noqa: E402
-from hpcdet.policy import statements  # noqa: E402
+from hpcdet.policy import dsse, statements  # noqa: E402
 from hpcdet.policy.compiled import (  # noqa: E402
     CompiledPolicy,
     Entropy,
@@ -34,7 +34,7 @@ from hpcdet.policy.compiled import (  # noqa: E402
     Requires,
     TrustedKey,
 )
-from hpcdet.policy.keys import dsse, key_files  # noqa: E402
+from hpcdet.policy.keys import key_files  # noqa: E402
 from hpcdet.policy.ledger import records  # noqa: E402
 from hpcdet.policy.ledger.verify import verify  # noqa: E402
 from hpcdet.policy.statements import NodeStatement  # noqa: E402

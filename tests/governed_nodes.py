@@ -21,9 +21,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from hpcdet import shipped
 from hpcdet.config.policy.compile_policy import compile_policy
-from hpcdet.policy import statements
+from hpcdet.policy import dsse, statements
 from hpcdet.policy.compiled import PolicyText
-from hpcdet.policy.keys import dsse
 from hpcdet.policy.statements import NodeStatement
 from tests.cluster.configuration import NODES
 from tests.cluster.slurm import SlurmCluster

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hpcdet.policy import chains, source_manifests
-from hpcdet.policy.chains import Artifact, SourceChain
 from hpcdet.policy.compiled import DataSource, FileDigest, TrustedKey
-from hpcdet.policy.source_manifests import RECORDS, SourceManifest
+from hpcdet.policy.provenance import chains, source_manifests
+from hpcdet.policy.provenance.chains import Artifact, SourceChain
+from hpcdet.policy.provenance.source_manifests import RECORDS, SourceManifest
 
 KEY = "11" * 32
 PUBLIC = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(KEY)).public_key().public_bytes_raw()

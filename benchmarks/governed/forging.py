@@ -18,7 +18,7 @@ from hpcdet.checkpoint import LoadedState
 from hpcdet.guard.accounts.checkpoint_records import digest_of, state_root
 from hpcdet.policy.ledger import records, seals
 from hpcdet.policy.ledger.records import LedgerHead, LedgerOwner
-from hpcdet.policy.source_manifests import Merkle
+from hpcdet.policy.merkle import Merkle
 from hpcdet.store.folder.layout import TrialPaths
 
 Change = Callable[[dict[str, Any]], Any]

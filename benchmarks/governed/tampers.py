@@ -14,8 +14,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.governed import forging
-from hpcdet.policy.chains import Artifact, SourceChain, extend
 from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.policy.provenance.chains import Artifact, SourceChain, extend
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.fs import sealed_json, yaml_bounds

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # imported where there is a policy only
     from hpcdet.guard.stepping.step_watch import StepWatch
     from hpcdet.guard.withheld import Losses
     from hpcdet.policy.compiled import CompiledPolicy
-    from hpcdet.policy.source_provenance import SourceProvenance
+    from hpcdet.policy.provenance.source_provenance import SourceProvenance
 
 
 class GovernanceContext:
@@ -130,7 +130,7 @@ class GovernanceContext:
                 "sources; or leave memorization.twins out of the policy",
             )
         from hpcdet.guard.withheld import WithheldTwins
-        from hpcdet.policy.planned_tests import PlannedTests
+        from hpcdet.policy.memorization.planned_tests import PlannedTests
 
         config, trial = self._session.config, self._session.record.number
         planned = PlannedTests.of(config)
@@ -145,13 +145,14 @@ class GovernanceContext:
         return nothing if self.state.twins is None else self.state.twins.outside
 
     def _twin_key(self) -> bytes:
-        from hpcdet.policy import experiment_policy, twins
+        from hpcdet.policy import experiment_policy
+        from hpcdet.policy.memorization import twin_keys
 
         named, experiment = self._session.config.governance, self._session.place.experiment
         assert named is not None
         assert experiment is not None
         key = experiment_policy.key(experiment, named, "twin_key").encode()
-        if named.commitment and not twins.reveals(key, named.commitment):
+        if named.commitment and not twin_keys.reveals(key, named.commitment):
             raise PolicyRefused(
                 "P10",
                 "the key of the twins is not the one that the experiment has committed to",
@@ -187,7 +188,7 @@ def _provenance(
     Raises:
         GovernanceBroken: as ``source_provenance.verified``, on all ranks.
     """
-    from hpcdet.policy import source_provenance
+    from hpcdet.policy.provenance import source_provenance
 
     mine: dict[str, Any] = {}
     if session.ranks.chief:

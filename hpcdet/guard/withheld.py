@@ -14,10 +14,10 @@ from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Indices, Order
 from hpcdet.data.sourced import SourceTable
 from hpcdet.goals import finite
-from hpcdet.policy import twins
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy, Twins
-from hpcdet.policy.twins import TwinPairs, TwinVerdict
+from hpcdet.policy.memorization import twin_keys, twins
+from hpcdet.policy.memorization.twins import TwinPairs, TwinVerdict
 
 PAIRING = 0
 """Seed of who is paired with whom: pairs follow from the data alone, so that experiments with the
@@ -94,7 +94,7 @@ class WithheldTwins:
             if len(mine) or rules.withhold:  # a source that has no record here has no twins
                 found.append(twins.form_pairs(name, mine, rules.pairs, key, PAIRING))
         return WithheldTwins(
-            rules, memory.max_advantage, tuple(found), twins.commitment(key), level
+            rules, memory.max_advantage, tuple(found), twin_keys.commitment(key), level
         )
 
     @property
@@ -186,7 +186,7 @@ class WithheldTwins:
         """Begin with another trial's weights: they may have seen the records withheld here."""
         ancestors = [str(saved["commitment"]) if saved is not None else ""]
         self.void = str(saved["void"]) if saved is not None else ""
-        self.void = self.void or twins.void(self.commitment, ancestors)
+        self.void = self.void or twin_keys.void(self.commitment, ancestors)
         if not self.void and not self.are(saved):
             self.void = "the weights come from training on data of which others were withheld"
 

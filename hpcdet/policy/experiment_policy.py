@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from hpcdet.errors import ConfigError
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy
@@ -51,23 +47,3 @@ def key(paths: ExperimentPaths, governance: Governance, name: str) -> str:
         return str(data_secrets.value(where, reference, paths.secrets))
     except ConfigError as error:
         raise PolicyRefused("P10", error.what, where=error.where, hint=error.hint) from None
-
-
-def committed(reference: Mapping[str, str], literal: Mapping[str, Any]) -> str:
-    """Return the commitment to the key of the twins, as a submission makes it.
-
-    Args:
-        reference: of the config, ``{"stored": NAME}`` of a key in ``literal``.
-
-    Raises:
-        PolicyRefused: the key cannot be read, or is too short (P10).
-    """
-    from hpcdet.policy.twins import commitment
-
-    where = "governance.twin_key"
-    try:
-        stored = literal.get(reference.get("stored", ""))
-        key = data_secrets.value(where, reference, Path()) if stored is None else stored
-    except ConfigError as error:
-        raise PolicyRefused("P10", error.what, where=error.where, hint=error.hint) from None
-    return commitment(str(key).encode())

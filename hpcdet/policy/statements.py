@@ -199,7 +199,7 @@ def _read(path: Path, *, must_be_root: bool) -> bytes:
 
 def _said(data: bytes, keys: Sequence[str] | None, path: Path) -> NodeStatement:
     """Return the statement in an envelope. ``keys``: None if its signature does not matter."""
-    from hpcdet.policy.keys import dsse  # its library is slow to import, and needed here only
+    from hpcdet.policy import dsse  # its library is slow to import, and needed here only
 
     try:
         envelope = bounded_json.json_value(data)

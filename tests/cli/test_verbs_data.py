@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hpcdet.policy.source_manifests import SourceManifest
+from hpcdet.policy.provenance.source_manifests import SourceManifest
 from tests.commands import Cli
 
 KEY = "11" * 32

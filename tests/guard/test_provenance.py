@@ -16,10 +16,10 @@ from torch.utils.data import ConcatDataset, Subset
 from hpcdet.data.sourced import Sourced, record_of
 from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.resume.active_chains import ActiveChains
-from hpcdet.policy import source_provenance
-from hpcdet.policy.chains import Artifact, SourceChain, extend
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy, Coverage, UseAgreement
+from hpcdet.policy.provenance import source_provenance
+from hpcdet.policy.provenance.chains import Artifact, SourceChain, extend
 from hpcdet.store.folder.layout import TrialPaths
 from tests import ranks, sources
 from tests.governed_model import SIZES

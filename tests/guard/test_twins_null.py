@@ -16,8 +16,8 @@ from hpcdet.data.sample_order import Order, shuffled
 from hpcdet.data.sourced import SourceTable
 from hpcdet.guard.withheld import WithheldTwins
 from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup, Memorization, Twins
-from hpcdet.policy.planned_tests import PlannedTests
-from hpcdet.policy.twins import binomial_tail
+from hpcdet.policy.memorization.planned_tests import PlannedTests
+from hpcdet.policy.memorization.twins import binomial_tail
 from tests.dose import NULL_TRAININGS, dice
 
 ALPHA, PAIRS, TRIALS, LOOKS = 0.05, 200, 3, 4

@@ -19,8 +19,8 @@ from hpcdet.guard.resume.same_twins import same_twins
 from hpcdet.guard.withheld import WithheldTwins
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy, Memorization, Twins
-from hpcdet.policy.planned_tests import PlannedTests
-from hpcdet.policy.twins import commitment
+from hpcdet.policy.memorization.planned_tests import PlannedTests
+from hpcdet.policy.memorization.twin_keys import commitment
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import TrialPaths
 from tests import ranks

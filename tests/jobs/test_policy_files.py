@@ -17,8 +17,9 @@ from hpcdet.config import api as config
 from hpcdet.config.policy.policy_file import read_policy
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.create import begin_from, create
-from hpcdet.policy import experiment_policy, twins
+from hpcdet.policy import experiment_policy
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
+from hpcdet.policy.memorization import twin_keys
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import GOVERNANCE_KEYS, Governance
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -98,7 +99,7 @@ def test_a_submission_commits_to_the_key_of_twins(
     policy.write_text(policy.read_text() + "memorization: {twins: {pairs: 5}}\n")
     paths = made(model)
     key = experiment_policy.key(paths, named(paths), "twin_key")
-    assert twins.reveals(key.encode(), named(paths).commitment)
+    assert twin_keys.reveals(key.encode(), named(paths).commitment)
     assert named(made(model)).commitment != named(paths).commitment
     text = f"{CONFIG}governance: {{policy: rules/p.yaml, twin_key: {{env: TWIN}}}}\n"
     for value, says in ((None, "TWIN is not set"), ("short", "has 5 bytes")):
@@ -107,7 +108,7 @@ def test_a_submission_commits_to_the_key_of_twins(
         with pytest.raises(PolicyRefused, match=f"P10: .*{says}"):
             made(model, text=text)
     monkeypatch.setenv("TWIN", "0123456789abcdef")
-    assert twins.reveals(b"0123456789abcdef", named(made(model, text=text)).commitment)
+    assert twin_keys.reveals(b"0123456789abcdef", named(made(model, text=text)).commitment)
 
 
 @pytest.mark.parametrize("mode", ["prune", "stop", "warn"])
@@ -122,7 +123,7 @@ def test_weights_that_may_have_seen_the_twins_are_refused_where_a_gate_judges_th
     text = f"{CONFIG}governance: {{policy: rules/p.yaml, twin_key: {{env: TWIN}}}}\n"
     wanted = loaded(model, text).policy
     assert wanted is not None
-    own = twins.commitment(b"0123456789abcdef")
+    own = twin_keys.commitment(b"0123456789abcdef")
     resolved = {"governance": {"commitment": own}}
 
     compiled = wanted.compiled

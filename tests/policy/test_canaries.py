@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from hpcdet.policy import canaries, measures
-from hpcdet.policy.canaries import DrawnCanaries, draw, judge
+from hpcdet.policy import measures
 from hpcdet.policy.codes import PolicyRefused
+from hpcdet.policy.memorization import canaries
+from hpcdet.policy.memorization.canaries import DrawnCanaries, draw, judge
 from tests.dose import dice
 
 KEY = bytes(range(32))

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdet.errors import ConfigError
-from hpcdet.policy import chains
-from hpcdet.policy.chains import Artifact, ChainLink, ChainVerdict, LinkTool, SourceChain
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.source_manifests import ListedFile, SourceManifest
+from hpcdet.policy.provenance import chains
+from hpcdet.policy.provenance.chains import Artifact, ChainLink, ChainVerdict, LinkTool, SourceChain
+from hpcdet.policy.provenance.source_manifests import ListedFile, SourceManifest
 
 KEY, OTHER = "11" * 32, "22" * 32
 DAY = datetime.date(2027, 6, 1)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from hpcdet.policy import dsse
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.keys import dsse
 
 KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdet.errors import IntegrityError
-from hpcdet.policy import source_manifests as manifests
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.source_manifests import Merkle, SourceManifest
+from hpcdet.policy.merkle import Merkle
+from hpcdet.policy.provenance import source_manifests as manifests
+from hpcdet.policy.provenance.source_manifests import SourceManifest
 
 
 @pytest.fixture

@@ -19,9 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from hpcdet import shipped
-from hpcdet.policy import statements
+from hpcdet.policy import dsse, statements
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.keys import dsse
 from hpcdet.policy.statements import NodeDemand, NodeStatement, StatementSource
 
 NOW = 1_800_000_000.0

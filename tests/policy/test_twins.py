@@ -10,9 +10,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hpcdet.policy import twins
 from hpcdet.policy.codes import PolicyRefused
-from hpcdet.policy.twins import TwinVerdict, alpha_now, form_pairs, verdict
+from hpcdet.policy.memorization import twin_keys, twins
+from hpcdet.policy.memorization.twins import TwinVerdict, alpha_now, form_pairs, verdict
 from tests.dose import NULL_SEARCHES, dice
 
 KEY = bytes(range(32))
@@ -39,13 +39,13 @@ def tail(wins: int, of: int, p: Fraction) -> Fraction:
 def test_coins_are_those_of_the_key_the_source_and_the_pair() -> None:
     message = b"hpcdet-twins/1 coin\0" + b"\0\0\0\1" + b"a" + (7).to_bytes(8, "big")
     assert (
-        twins.coin(KEY, "a", 7)
+        twin_keys.coin(KEY, "a", 7)
         == hmac.digest(hashlib.sha256(KEY).digest(), message, hashlib.sha256)[0] & 1
     )
-    known = "".join(str(twins.coin(KEY, "notes", pair)) for pair in range(24))
+    known = "".join(str(twin_keys.coin(KEY, "notes", pair)) for pair in range(24))
     assert known == "110001001000101000000111"  # for ever: a change would train what was withheld
     rows = [
-        [twins.coin(key, source, pair) for pair in range(400)]
+        [twin_keys.coin(key, source, pair) for pair in range(400)]
         for key, source in ((KEY, "a"), (KEY, "b"), (KEY[::-1], "a"), (KEY + b"\0", "a"))
     ]
     for n, row in enumerate(rows):
@@ -55,22 +55,22 @@ def test_coins_are_those_of_the_key_the_source_and_the_pair() -> None:
 
 
 def test_a_key_is_committed_to_and_revealed() -> None:
-    committed = twins.commitment(KEY)
-    assert committed.startswith("sha256:") and committed != twins.commitment(KEY + b"\0")
+    committed = twin_keys.commitment(KEY)
+    assert committed.startswith("sha256:") and committed != twin_keys.commitment(KEY + b"\0")
     assert committed != f"sha256:{hashlib.sha256(KEY).hexdigest()}"
-    assert twins.reveals(KEY, committed)
+    assert twin_keys.reveals(KEY, committed)
     for key, against in ((KEY[::-1], committed), (b"", committed), (KEY, ""), (KEY, "ü")):
-        assert not twins.reveals(key, against)
+        assert not twin_keys.reveals(key, against)
     with pytest.raises(PolicyRefused, match="P10: the key of the twins has 4 bytes"):
-        twins.commitment(b"1234")
+        twin_keys.commitment(b"1234")
 
 
 def test_a_child_of_other_coins_is_void() -> None:
-    mine, other = twins.commitment(KEY), twins.commitment(KEY[::-1])
-    assert not twins.void(mine, [])
-    assert not twins.void(mine, [mine, mine])
+    mine, other = twin_keys.commitment(KEY), twin_keys.commitment(KEY[::-1])
+    assert not twin_keys.void(mine, [])
+    assert not twin_keys.void(mine, [mine, mine])
     for ancestors in ([other], [mine, other], [""]):
-        assert "other twins" in twins.void(mine, ancestors)
+        assert "other twins" in twin_keys.void(mine, ancestors)
 
 
 # -- pairs -----------------------------------------------------------------------------------

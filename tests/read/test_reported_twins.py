@@ -8,7 +8,8 @@ import pytest
 
 from hpcdet.policy import governed_metrics
 from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup, Memorization, Twins
-from hpcdet.policy.twins import TwinVerdict
+from hpcdet.policy.memorization import twin_evidence
+from hpcdet.policy.memorization.twins import TwinVerdict
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.report import render
 from hpcdet.read.views.governed_trials import governance
@@ -46,7 +47,7 @@ def search(root: Path, policy: CompiledPolicy, *wins: int) -> Builder:
         attempt = trial.attempt()
         for step, count in ((100, 50), (200, won)):
             verdict = TwinVerdict(count, 100 - count, 0, 0, 6e-4, 0.2, tpr=0.03)
-            metrics = governed_metrics.memorization({"notes": verdict})
+            metrics = twin_evidence.memorization({"notes": verdict})
             values = {"validation_loss": 1.0 / won, "gov.violations": 0.0, **metrics}
             attempt.metrics("validation", step, **values)
         attempt.end("stopped" if verdict.violated else "completed")

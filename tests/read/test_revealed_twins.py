@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.policy import twins
+from hpcdet.policy.memorization import twin_keys
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed
@@ -29,13 +29,13 @@ def experiment(root: Path, **governance: Any) -> ExperimentPaths:
 
 
 def test_the_key_is_shown_when_the_experiment_has_ended(cli: Cli) -> None:
-    paths = experiment(cli.root, commitment=twins.commitment(KEY.encode()))
+    paths = experiment(cli.root, commitment=twin_keys.commitment(KEY.encode()))
     early = cli("policy", "reveal", "twins-1111", code=8)
     assert "knows which records are withheld" in early.err and KEY not in early.err + early.out
     Closed("COMPLETED").write_once(paths.closed)
     [item] = json.loads(cli("policy", "reveal", "twins-1111", "-o", "json").out)["items"]
     assert cli.checked == {"policy.reveal"}
-    assert item["key"] == KEY and twins.reveals(item["key"].encode(), item["commitment"])
+    assert item["key"] == KEY and twin_keys.reveals(item["key"].encode(), item["commitment"])
     assert KEY in cli("policy", "reveal", "twins-1111").out
 
 
@@ -43,7 +43,7 @@ def test_the_key_is_shown_when_the_experiment_has_ended(cli: Cli) -> None:
     ("governance", "code", "says"),
     [
         ({}, 3, "has no twins"),
-        ({"commitment": twins.commitment(b"another key of 16")}, 9, "not the one that was"),
+        ({"commitment": twin_keys.commitment(b"another key of 16")}, 9, "not the one that was"),
         ({"commitment": "sha256:00", "twin_key": {"env": "NOT_THERE"}}, 4, "NOT_THERE is not set"),
     ],
 )

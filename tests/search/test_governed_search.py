@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from hpcdet.policy import governed_metrics as metrics
-from hpcdet.policy import twins
 from hpcdet.policy.compiled import CompiledPolicy, Coverage, DataSource, LayerGroup, Twins
 from hpcdet.policy.compiled import Memorization as Rules
-from hpcdet.policy.twins import TwinVerdict, alpha_now
+from hpcdet.policy.memorization import twin_evidence, twins
+from hpcdet.policy.memorization.twins import TwinVerdict, alpha_now
 from hpcdet.search.api.codec import decode_action, encode_action
 from hpcdet.search.api.events import Ask, Halt, SegmentEnd, Stop
 from hpcdet.search.registry import searcher
@@ -40,7 +40,7 @@ def gate(mode: str) -> list[dict[str, Any]]:
 
 
 def governed(**found: TwinVerdict) -> dict[str, float]:
-    return {"gov.coverage": 1.0, "gov.violations": 0, **metrics.memorization(found)}
+    return {"gov.coverage": 1.0, "gov.violations": 0, **twin_evidence.memorization(found)}
 
 
 def twins_of(wins: int, pairs: int = 100, alpha: float = 6e-4) -> TwinVerdict:
@@ -91,35 +91,37 @@ def test_gates_do_not_loosen_what_users_ask_for_nor_the_other_way_round() -> Non
 
 
 def test_the_metrics_of_twins() -> None:
-    found = metrics.memorization({"b": twins_of(80), "a": twins_of(75), "c": twins_of(50)})
+    found = twin_evidence.memorization({"b": twins_of(80), "a": twins_of(75), "c": twins_of(50)})
     assert found["gov.memorization"] == found["gov.advantage.b"] == pytest.approx(0.6)
     assert found["gov.pairs.a"] == 100 and found["gov.p.c"] > 0.5
     assert found["gov.bound.b"] == twins_of(80).bounds()[0]
     judged = twins.judge([0.1] * 80 + [3.0] * 20, [1.0] * 100, 6e-4, 0.2)
-    assert metrics.memorization({"b": judged}) == {
+    assert twin_evidence.memorization({"b": judged}) == {
         name: value for name, value in found.items() if not name.endswith(("a", "c"))
     } | {"gov.tpr.b": 0.8}
-    evidence = metrics.twin_evidence(found)
+    evidence = twin_evidence.by_source(found)
     assert list(evidence) == ["a", "b", "c"] and evidence["b"].upper == twins_of(80).bounds()[1]
     assert evidence["b"].power == twins_of(50).power(0.4) and evidence["b"].tpr is None
     unknown = TwinVerdict(9, 0, 0, 1, 6e-4, 0.2)
-    found = metrics.memorization({"a": twins_of(80), "b": unknown})
+    found = twin_evidence.memorization({"a": twins_of(80), "b": unknown})
     assert math.isnan(found["gov.memorization"]) and found["gov.p.b"] == 1
-    assert metrics.memorization({}) == {}
+    assert twin_evidence.memorization({}) == {}
 
 
 def test_evidence_names_the_sources_that_it_is_about() -> None:
-    found = metrics.memorization({"b": twins_of(80), "a": twins_of(75), "c": twins_of(50)})
-    said = metrics.evidence("gov.memorization", found)
+    found = twin_evidence.memorization({"b": twins_of(80), "a": twins_of(75), "c": twins_of(50)})
+    said = twin_evidence.evidence("gov.memorization", found)
     assert said.startswith("source b: advantage 0.6 of 100 pairs of twins, at least 0.4")
     assert said.endswith("p 5.6e-10, power 0.78, epsilon at least 0.96") and ";" not in said
-    assert metrics.evidence("gov.coverage", found) == ""
-    found = metrics.memorization({"a": TwinVerdict(0, 0, 0, 100, 6e-4, 0.2), "b": twins_of(80)})
-    said = metrics.evidence("gov.memorization", found)
+    assert twin_evidence.evidence("gov.coverage", found) == ""
+    found = twin_evidence.memorization(
+        {"a": TwinVerdict(0, 0, 0, 100, 6e-4, 0.2), "b": twins_of(80)}
+    )
+    said = twin_evidence.evidence("gov.memorization", found)
     assert "source a: no advantage is known of 100 pairs of twins" in said and "source b" in said
     by_hand = {"gov.memorization": 0.4, "gov.advantage.a": 0.4, "gov.pairs.a": "many"}
-    assert metrics.evidence("gov.memorization", by_hand) == "source a: advantage 0.4"
-    assert metrics.evidence("gov.memorization", {"gov.memorization": 0.4}) == ""
+    assert twin_evidence.evidence("gov.memorization", by_hand) == "source a: advantage 0.4"
+    assert twin_evidence.evidence("gov.memorization", {"gov.memorization": 0.4}) == ""
 
 
 # -- searches --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from hpcdet.errors import ConfigError, IntegrityError, UsageError
-from hpcdet.policy.source_manifests import SourceManifest
+from hpcdet.policy.provenance.source_manifests import SourceManifest
 
 _HEX = re.compile(r"[0-9a-fA-F]{64}")
 

@@ -18,11 +18,11 @@ from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.govern import croissant
 from hpcdet.cli.govern.data_chain import chain_command
 from hpcdet.errors import IntegrityError, UsageError
-from hpcdet.policy import chains
-from hpcdet.policy import source_manifests as manifests
-from hpcdet.policy.chains import SourceChain
 from hpcdet.policy.compiled import CompiledPolicy, DataSource
-from hpcdet.policy.source_manifests import RECORDS, SourceManifest
+from hpcdet.policy.provenance import chains
+from hpcdet.policy.provenance import source_manifests as manifests
+from hpcdet.policy.provenance.chains import SourceChain
+from hpcdet.policy.provenance.source_manifests import RECORDS, SourceManifest
 from hpcdet.read.views.items import OPTIONAL
 from hpcdet.store.fs import files
 

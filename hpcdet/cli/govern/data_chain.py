@@ -13,9 +13,16 @@ import click
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import NotFound, UsageError
-from hpcdet.policy import chains
-from hpcdet.policy.chains import KINDS, Artifact, ChainLink, LinkKind, LinkTool, SourceChain
-from hpcdet.policy.source_manifests import SourceManifest
+from hpcdet.policy.provenance import chains
+from hpcdet.policy.provenance.chains import (
+    KINDS,
+    Artifact,
+    ChainLink,
+    LinkKind,
+    LinkTool,
+    SourceChain,
+)
+from hpcdet.policy.provenance.source_manifests import SourceManifest
 from hpcdet.store.config import data_secrets
 from hpcdet.store.fs import files
 

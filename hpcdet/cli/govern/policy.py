@@ -191,7 +191,7 @@ def _refuse_as_submit(policy: CompiledPolicy, folder: Path) -> None:
 
     refuse_unenforced(policy)
     if any(one.chain or one.manifest for one in policy.sources):
-        from hpcdet.policy.source_provenance import refuse_incomplete
+        from hpcdet.policy.provenance.source_provenance import refuse_incomplete
 
         refuse_incomplete(policy, folder)
 

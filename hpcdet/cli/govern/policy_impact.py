@@ -7,7 +7,7 @@ import click
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import UsageError
-from hpcdet.policy.source_manifests import SOURCE_ID
+from hpcdet.policy.provenance.source_manifests import SOURCE_ID
 from hpcdet.read.lookup.impact import ImpactView
 
 _REACHED = (

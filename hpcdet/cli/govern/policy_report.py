@@ -13,7 +13,7 @@ from hpcdet.cli.frame.ids import id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import NotFound
-from hpcdet.policy import governed_metrics
+from hpcdet.policy.memorization import twin_evidence
 from hpcdet.read.lookup.escapes import escaped
 from hpcdet.read.views.governed_trials import CheckView, GovernanceView, governance
 
@@ -75,7 +75,7 @@ def _print(row: GovernanceView) -> None:
     if row.memorization is not None:
         click.echo("twins at the last validation (d: a withheld record's loss less its twin's)")
         for source, found in row.memorization.items():
-            _say(f"  {source}: {governed_metrics.told(found)}", "    ")
+            _say(f"  {source}: {twin_evidence.told(found)}", "    ")
     for line in _history(row):
         _say(line, "    ")
 

@@ -200,7 +200,7 @@ def request(
     if loaded.config.governance is not None:
         from hpcdet.config.load.enforced import governed  # they bring numpy
         from hpcdet.config.policy.policy_file import read_policy
-        from hpcdet.policy.source_provenance import refuse_incomplete
+        from hpcdet.policy.provenance.source_provenance import refuse_incomplete
 
         policy = read_policy(loaded.config.governance.policy, config_file.absolute().parent)
         refuse_incomplete(policy.compiled, folder)

@@ -14,8 +14,8 @@ from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.resume.verdicts import Check, State, broken
 from hpcdet.policy import measures
 from hpcdet.policy.compiled import MIX, CompiledPolicy, Matrix
-from hpcdet.policy.source_manifests import spot_check
-from hpcdet.policy.source_provenance import SourceProvenance
+from hpcdet.policy.provenance.source_manifests import spot_check
+from hpcdet.policy.provenance.source_provenance import SourceProvenance
 
 _KEPT = ("source", "head", "root", "agreement", "expires")
 

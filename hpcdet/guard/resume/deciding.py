@@ -6,11 +6,11 @@ import datetime
 from typing import Any, Protocol, TypeVar
 
 from hpcdet.errors import HpcdetError
-from hpcdet.policy.chains import SourceChain
 from hpcdet.policy.changes import policy_history
 from hpcdet.policy.changes.policy_in_effect import PolicyInEffect, in_effect
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.policy.provenance.chains import SourceChain
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.folder.layout import ExperimentPaths
 

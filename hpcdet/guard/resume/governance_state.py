@@ -22,14 +22,9 @@ from hpcdet.guard.resume.verdicts import SCHEMA, Check, State, broken
 from hpcdet.guard.withheld import Losses, WithheldTwins
 from hpcdet.policy.changes.policy_in_effect import PolicyInEffect
 from hpcdet.policy.compiled import CompiledPolicy, Matrix
-from hpcdet.policy.governed_metrics import (
-    ADMISSION,
-    CONFORMANCE,
-    COVERAGE,
-    VIOLATIONS,
-    memorization,
-)
+from hpcdet.policy.governed_metrics import ADMISSION, CONFORMANCE, COVERAGE, VIOLATIONS
 from hpcdet.policy.measures import admission, conformance, overall_conformance
+from hpcdet.policy.memorization.twin_evidence import memorization
 
 KEY = "governance"
 """Of the state in a checkpoint's shared state, and of its summary in the manifest's meta."""

@@ -15,7 +15,7 @@ from hpcdet.jobs.create import begin_from, provenance, snapshot
 from hpcdet.jobs.create import likely_secrets as secrets
 from hpcdet.jobs.script import environment
 from hpcdet.jobs.script.render import search_path
-from hpcdet.policy import experiment_policy
+from hpcdet.policy.memorization import twin_keys
 from hpcdet.site import Site, folders, from_resolved, load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import home, scratch, trust
@@ -198,7 +198,7 @@ def _governed(
             literal[f"governance.{name}"] = random.token_hex(32)
     memory = policy.compiled.memorization
     if memory is not None and memory.twins is not None:
-        governance["commitment"] = experiment_policy.committed(governance["twin_key"], literal)
+        governance["commitment"] = twin_keys.committed(governance["twin_key"], literal)
     return {**resolved, "governance": governance}
 
 

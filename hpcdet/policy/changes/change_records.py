@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hpcdet.policy import dsse
 from hpcdet.policy.changes.weight_changes import Kind
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import LARGEST as LARGEST_POLICY
-from hpcdet.policy.keys import dsse
 from hpcdet.store.fs import bounded_json, files, typed_fields
 
 if TYPE_CHECKING:  # imported where something is signed only

@@ -1,4 +1,4 @@
-"""Ed25519 keys: their files, the envelopes that they sign, and the key of an experiment's runs.
+"""Ed25519 keys: their files, and the key of an experiment's runs.
 
 May come in: what reads, draws or certifies a key. What a signature is about is elsewhere.
 """

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from hpcdet.policy import dsse
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.keys import dsse
 from hpcdet.policy.ledger.records import LedgerHead, LedgerOwner
 from hpcdet.store.fs import bounded_json, files
 

@@ -21,7 +21,7 @@ from hpcdet.policy.ledger.paths import (
     seen_first,
 )
 from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead, LedgerOwner, LedgerRecord
-from hpcdet.policy.source_manifests import Merkle
+from hpcdet.policy.merkle import Merkle
 
 
 @dataclass(frozen=True)

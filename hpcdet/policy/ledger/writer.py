@@ -16,7 +16,7 @@ from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.policy.ledger import seals
 from hpcdet.policy.ledger.paths import lost_by
 from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead, LedgerOwner, LedgerRecord, line
-from hpcdet.policy.source_manifests import Merkle
+from hpcdet.policy.merkle import Merkle
 from hpcdet.store.fs import files
 
 if TYPE_CHECKING:  # imported by who has a key only

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from hpcdet.policy.keys import dsse
+from hpcdet.policy import dsse
 from hpcdet.policy.statements import PAYLOAD_TYPE, STATEMENT_TYPE
 from hpcdet.read.exports.governed_model import GovernedModel
 from hpcdet.read.views.items import encode

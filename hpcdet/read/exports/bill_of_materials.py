@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpcdet import __version__
-from hpcdet.policy.governed_metrics import TwinEvidence
+from hpcdet.policy.memorization.twin_evidence import TwinEvidence
 from hpcdet.read.exports.governed_model import GovernedModel, SourceAccount
 
 SPEC = "1.6"

@@ -10,10 +10,10 @@ from typing import Any
 
 from hpcdet import __version__
 from hpcdet.errors import IntegrityError, NotFound, UsageError
-from hpcdet.policy.chains import SourceChain
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import MIX, CompiledPolicy, DataSource
-from hpcdet.policy.source_manifests import SourceManifest
+from hpcdet.policy.provenance.chains import SourceChain
+from hpcdet.policy.provenance.source_manifests import SourceManifest
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 from hpcdet.read.lookup import source_checkpoint

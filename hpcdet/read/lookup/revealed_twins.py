@@ -30,7 +30,8 @@ def reveal(paths: ExperimentPaths) -> RevealView:
         IntegrityError: it is not the one that was committed to.
     """
     # other verbs on policies need none of these
-    from hpcdet.policy import experiment_policy, twins
+    from hpcdet.policy import experiment_policy
+    from hpcdet.policy.memorization import twin_keys
     from hpcdet.read.experiment.gather import gather
     from hpcdet.read.experiment.states import experiment_state
 
@@ -46,7 +47,7 @@ def reveal(paths: ExperimentPaths) -> RevealView:
             hint=f"wait for its end, or end it: hpcdet cancel {paths.id}",
         )
     key = experiment_policy.key(paths, named, "twin_key")
-    if not twins.reveals(key.encode(), named.commitment):
+    if not twin_keys.reveals(key.encode(), named.commitment):
         raise IntegrityError(
             "the key of the twins is not the one that was committed to",
             where="governance.twin_key",

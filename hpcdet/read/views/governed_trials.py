@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcdet.goals import RESERVED
-from hpcdet.policy import governed_metrics
 from hpcdet.policy.compiled import CompiledPolicy
-from hpcdet.policy.governed_metrics import TwinEvidence
+from hpcdet.policy.memorization import twin_evidence
+from hpcdet.policy.memorization.twin_evidence import TwinEvidence
 from hpcdet.store.folder.layout import ExperimentPaths
 
 if TYPE_CHECKING:  # other verbs on policies need neither journals nor numpy
@@ -281,7 +281,7 @@ def _twins(
     for row in rows:
         by_step.setdefault(row["step"], {})[row["name"]] = row["value"]
     for step in sorted((one for one in by_step if one <= until), reverse=True):
-        if found := governed_metrics.twin_evidence(by_step[step]):
+        if found := twin_evidence.by_source(by_step[step]):
             return found
     return None
 

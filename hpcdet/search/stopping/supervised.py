@@ -229,9 +229,7 @@ class Supervised:
             return ""
         shown = ""
         if one.metric.startswith(RESERVED):
-            from hpcdet.policy.governed_metrics import (
-                evidence,  # there is a policy, or somebody wrote it
-            )
+            from hpcdet.policy.memorization.twin_evidence import evidence  # most have no policy
 
             shown = evidence(one.metric, report.metrics)
         return one.told(report.metrics) + (f" ({shown})" if shown else "")

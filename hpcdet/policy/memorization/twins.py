@@ -13,9 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import hmac
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,74 +21,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.policy.measures import true_positive_rate
+from hpcdet.policy.memorization.twin_keys import coin
 
 Indices = NDArray[np.int64]
-
-SHORTEST_KEY = 16
-"""Bytes of a key; a shorter one could be found from its commitment."""
-
-_COIN, _COMMITMENT = b"hpcdet-twins/1 coin\0", b"hpcdet-twins/1 commitment\0"
-
-
-# -- coins -----------------------------------------------------------------------------------
-
-
-def coin(key: bytes, source: str, pair: int) -> int:
-    """Which member of a pair is withheld, 0 or 1: a bit of HMAC-SHA256 under the key.
-
-    Raises:
-        PolicyRefused: the key is too short (P10).
-    """
-    return _coin(_checked(key), source, pair)
-
-
-def _coin(key: bytes, source: str, pair: int) -> int:
-    secret = hashlib.sha256(key).digest()  # HMAC takes keys that differ in final zeros for one
-    name = source.encode()
-    message = _COIN + len(name).to_bytes(4, "big") + name + pair.to_bytes(8, "big")
-    return hmac.digest(secret, message, "sha256")[0] & 1
-
-
-def commitment(key: bytes) -> str:
-    """The commitment to a key, ``sha256:…``, which is recorded before training.
-
-    Raises:
-        PolicyRefused: the key is too short (P10).
-    """
-    return f"sha256:{hashlib.sha256(_COMMITMENT + _checked(key)).hexdigest()}"
-
-
-def reveals(key: bytes, committed: str) -> bool:
-    """True if a key, revealed at the end, is the one that was committed to."""
-    return len(key) >= SHORTEST_KEY and hmac.compare_digest(
-        commitment(key).encode(), committed.encode()
-    )
-
-
-def void(committed: str, ancestors: Sequence[str]) -> str:
-    """Why twins say nothing of weights with these ancestors; "" if they do.
-
-    Weights that other coins chose the data of may have seen what this key withholds.
-
-    Args:
-        committed: the commitment of the experiment.
-        ancestors: those of the experiments that its weights come from; "" of one without twins.
-    """
-    if all(one == committed for one in ancestors):
-        return ""
-    return "the weights come from training with other twins, which may have seen the withheld ones"
-
-
-def _checked(key: bytes) -> bytes:
-    if len(key) < SHORTEST_KEY:
-        raise PolicyRefused(
-            "P10",
-            f"the key of the twins has {len(key)} bytes, and at least {SHORTEST_KEY} are needed",
-            where="governance.twin_key",
-            hint="leave it out, and one is drawn at submission",
-        )
-    return key
-
 
 # -- pairs -----------------------------------------------------------------------------------
 
@@ -163,8 +96,7 @@ def form_pairs(
         )
     chosen = first[np.argsort(words[len(records) + first], kind="stable")[:pairs]]
     members = records[np.stack([drawn[chosen], drawn[chosen + 1]], axis=1)]
-    secret = _checked(key)
-    coins = [_coin(secret, source, pair) for pair in range(pairs)]
+    coins = [coin(key, source, pair) for pair in range(pairs)]
     return TwinPairs(source, members, np.array(coins, dtype=np.int64))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcdet.policy.twins import alpha_now
+from hpcdet.policy.memorization.twins import alpha_now
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import Resolved
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import HpcdetError
-from hpcdet.policy import chains, source_manifests
-from hpcdet.policy.chains import ChainVerdict, SourceChain
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy, DataSource
-from hpcdet.policy.source_manifests import SourceManifest
+from hpcdet.policy.provenance import chains, source_manifests
+from hpcdet.policy.provenance.chains import ChainVerdict, SourceChain
+from hpcdet.policy.provenance.source_manifests import SourceManifest
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from hpcdet.errors import ConfigError
+from hpcdet.policy import dsse
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.keys import dsse
-from hpcdet.policy.source_manifests import SourceManifest
+from hpcdet.policy.provenance.source_manifests import SourceManifest
 from hpcdet.store.fs import bounded_json, files, typed_fields
 
 LinkKind = Literal["acquire", "transform", "shard", "admit", "revoke"]

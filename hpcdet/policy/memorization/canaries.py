@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hpcdet.policy import measures, twins
+from hpcdet.policy import measures
 from hpcdet.policy.codes import PolicyRefused
+from hpcdet.policy.memorization.twin_keys import commitment
 
 Indices = NDArray[np.int64]
 
@@ -76,7 +77,7 @@ def draw(
             where="memorization.canaries.space_bits",
             hint=f"at least {math.ceil(math.log2(total)) + 1}",
         )
-    twins.commitment(key)  # which refuses a short one
+    commitment(key)  # which refuses a short one
     secret, name = hashlib.sha256(key).digest(), source.encode()
     prefix = _CODE + len(name).to_bytes(4, "big") + name
     codes: dict[int, None] = {}
