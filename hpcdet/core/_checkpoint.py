@@ -15,10 +15,10 @@ from hpcdet import checkpoint
 from hpcdet.checkpoint import LoadedState, Manifest
 from hpcdet.checkpoint.format import remove
 from hpcdet.core import _files as stored
-from hpcdet.core._own_loop import LoopGovernance
 from hpcdet.core._preempt import DownloadMode
 from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
+from hpcdet.core.governance.own_loop import LoopGovernance
 from hpcdet.data import rng
 from hpcdet.errors import NotFound, Unrecoverable, UsageError
 from hpcdet.store.trials.manifests import ManifestMeta

@@ -13,12 +13,12 @@ from typing import Any
 from hpcdet.checkpoint import Manifest
 from hpcdet.core._checkpoint import CheckpointContext
 from hpcdet.core._distributed import DistributedContext
-from hpcdet.core._own_loop import LoopGovernance
 from hpcdet.core._preempt import PreemptContext, check
 from hpcdet.core._profiler import ProfilerContext
 from hpcdet.core._searcher import SearcherContext
 from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
+from hpcdet.core.governance.own_loop import LoopGovernance
 from hpcdet.data import rng
 from hpcdet.data.sample_order import Order, shuffled
 from hpcdet.errors import UsageError

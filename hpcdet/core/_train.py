@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcdet.core._own_loop import LoopGovernance
+from hpcdet.core.governance.own_loop import LoopGovernance
 from hpcdet.core.training import worth
 from hpcdet.goals import refuse_reserved
 from hpcdet.process.console import say

@@ -16,7 +16,7 @@ from hpcdet.pytorch.gradients.reducer import GradientReducer
 from hpcdet.pytorch.step import recompute
 
 if TYPE_CHECKING:  # imported where there is a policy only
-    from hpcdet.core._governance import GovernanceContext
+    from hpcdet.core.governance.governance_context import GovernanceContext
 
 
 def wrap(

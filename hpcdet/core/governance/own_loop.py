@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from hpcdet.core._governed_batch import GovernedBatch
-from hpcdet.core._governed_saves import AccountedGovernance
+from hpcdet.core.governance.governed_batch import GovernedBatch
+from hpcdet.core.governance.governed_saves import AccountedGovernance
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.process.console import say

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hpcdet.checkpoint import Attest, LoadedState, Manifest
-from hpcdet.core._governance import GovernanceContext
+from hpcdet.core.governance.governance_context import GovernanceContext
 from hpcdet.errors import Unrecoverable, UsageError
 from hpcdet.policy.codes import RESUME_CODES
 from hpcdet.process.console import say
