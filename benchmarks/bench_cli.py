@@ -25,6 +25,8 @@ from tests.builders import sweep  # noqa: E402
 RUNS = 15
 EXPERIMENTS = 20
 
+POLICY = str(TOP / "examples" / "governed" / "policy.yaml")
+
 FLOOR = ("python -c pass", [sys.executable, "-c", "pass"])
 PIP = ("pip --version", [sys.executable, "-m", "pip", "--version"])
 
@@ -44,6 +46,7 @@ CASES = (
     Case("hpcdet --version", ["--version"], FLOOR, 0.2),
     Case("hpcdet status ID", ["status", "digits-0000"], PIP, 0.3),
     Case(f"hpcdet ls, {EXPERIMENTS} experiments", ["ls"], PIP, 0.4),
+    Case("hpcdet policy check FILE", ["policy", "check", POLICY], PIP, 0.3),
     Case("hpcdet logs ID --tail 5", ["logs", "digits-0000", "--tail", "5"], PIP, 0.3),
 )
 

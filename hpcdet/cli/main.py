@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import itertools
 import json
@@ -16,6 +15,7 @@ from typing import Any
 import click
 
 import hpcdet
+from hpcdet.cli.frame.lazy_commands import LazyCommands
 from hpcdet.cli.frame.settings import global_options
 from hpcdet.cli.table_of_verbs import SECTIONS, VERBS
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable, refused
@@ -37,20 +37,11 @@ class _ReaderGone(Exception):
     """The reader of standard output has closed it."""
 
 
-class LazyGroup(click.Group):
-    """A group that imports the module of a verb when the verb is used."""
+class VerbGroup(click.Group):
+    """The group of all verbs, by the sections of the table of verbs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [verb.name for verb in VERBS.values() if not verb.hidden]
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        verb = VERBS.get(name)
-        if verb is None:
-            return None
-        module = importlib.import_module(f"hpcdet.cli.{verb.module}")
-        command: click.Command = getattr(module, verb.attribute)
-        add_global_options(command)
-        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -85,19 +76,9 @@ class LazyGroup(click.Group):
         formatter.write(EXAMPLES)
 
 
-def add_global_options(command: click.Command) -> None:
-    """Add the global flags to a verb and its subverbs."""
-    taken = {name for parameter in command.params for name in parameter.opts}
-    if "--root" not in taken:
-        fresh = [o for o in global_options(hidden=True) if not taken & set(o.opts)]
-        command.params.extend(fresh)
-    if isinstance(command, click.Group):
-        for each in command.commands.values():
-            add_global_options(each)
-
-
-@click.command(
-    cls=LazyGroup,
+@click.group(
+    cls=VerbGroup,
+    commands=LazyCommands({name: f"{one.module}:{one.attribute}" for name, one in VERBS.items()}),
     params=global_options(hidden=False),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     invoke_without_command=True,

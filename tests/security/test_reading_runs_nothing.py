@@ -55,10 +55,7 @@ def leaves(
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """Every command that can be given, with its words."""
     if isinstance(command, click.Group):
-        names = main.VERBS if command is main.cli else command.commands
-        for name in names:
-            found = command.get_command(click.Context(command), name)
-            assert found is not None
+        for name, found in command.commands.items():
             yield from leaves(found, (*path, name))
     else:
         yield path, command

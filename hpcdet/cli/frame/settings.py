@@ -13,7 +13,6 @@ import click
 
 from hpcdet.errors import UsageError
 from hpcdet.read.lookup.escapes import escaped
-from hpcdet.store.folder import home
 
 if TYPE_CHECKING:
     from hpcdet.site import Site
@@ -52,6 +51,8 @@ class Settings:
     @property
     def root(self) -> Path:
         """The folder that holds experiments: ``-C``, ``$HPCDET_ROOT``, the site's, or here."""
+        from hpcdet.store.folder import home
+
         if self.given_root or os.environ.get("HPCDET_ROOT"):
             return self.given_root or home.root()
         if self.profile is None and home.root().is_dir():
@@ -60,6 +61,8 @@ class Settings:
 
     def root_at(self, site: Site) -> Path:
         """Return the folder for experiments at a site: ``-C``, ``$HPCDET_ROOT`` or the site's."""
+        from hpcdet.store.folder import home
+
         if self.given_root or os.environ.get("HPCDET_ROOT"):
             return self.given_root or home.root()
         from hpcdet.site import folders

@@ -9,14 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcdet.cli.frame.lazy_commands import LazyCommands
 from hpcdet.cli.frame.output import Column, Output, output, table
 from hpcdet.cli.frame.settings import settings
-from hpcdet.cli.govern.policy_change import change, override
-from hpcdet.cli.govern.policy_export import export
-from hpcdet.cli.govern.policy_impact import impact
-from hpcdet.cli.govern.policy_report import report
-from hpcdet.cli.govern.policy_reveal import reveal
-from hpcdet.cli.govern.policy_signing import keygen, sign
 from hpcdet.errors import NotFound
 from hpcdet.policy.changes import weight_changes as changes
 from hpcdet.policy.compiled import CompiledPolicy
@@ -142,23 +137,29 @@ class ShippedPolicyView:
     """Its file."""
 
 
-@click.group("policy", short_help="Check, compare, sign, change and report on policies.")
+_ELSEWHERE = {
+    "change": "govern.policy_change:change",
+    "export": "govern.policy_export:export",
+    "impact": "govern.policy_impact:impact",
+    "keygen": "govern.policy_signing:keygen",
+    "override": "govern.policy_change:override",
+    "report": "govern.policy_report:report",
+    "reveal": "govern.policy_reveal:reveal",
+    "sign": "govern.policy_signing:sign",
+}
+
+
+@click.group(
+    "policy",
+    commands=LazyCommands(_ELSEWHERE),
+    short_help="Check, compare, sign, change and report on policies.",
+)
 def policy_command() -> None:
     """Policies: which sources of data may change which layers of a model.
 
     \b
     Example: hpcdet policy show head-only
     """
-
-
-policy_command.add_command(report)
-policy_command.add_command(impact)
-policy_command.add_command(export)
-policy_command.add_command(reveal)
-policy_command.add_command(keygen)
-policy_command.add_command(sign)
-policy_command.add_command(change)
-policy_command.add_command(override)
 
 
 @policy_command.command("check")
