@@ -41,7 +41,7 @@ def source_entropy(exposure: ArrayLike) -> Floats:
 
 @dataclass(frozen=True)
 class ExpectedEntropy:
-    """The source entropy of each layer that a policy and a mixture give.
+    """The source entropy of each layer that policies and mixtures give.
 
     Attributes:
         value: float64[layers], in [0, 1]; NaN where nothing may change the layer.
@@ -58,29 +58,24 @@ class ExpectedEntropy:
         return np.where(np.isnan(self.value), np.isnan(seen), off <= self.tolerance)
 
 
-def expected_entropy(
-    mixture: ArrayLike, weights: ArrayLike, units: float, sigmas: float
-) -> ExpectedEntropy:
-    """The expected ``source_entropy`` after so many units drawn from a mixture.
+def expected_entropy(exposure: ArrayLike, variance: ArrayLike, sigmas: float) -> ExpectedEntropy:
+    """The ``source_entropy`` of an exposure that is expected, and how far chance may take it.
 
-    Counts are multinomial, so the shares pi of a layer vary as ``_variances`` says, and the entropy
-    by the delta method: to first order by a normal variable, to second order by half a weighted
-    chi-square with S - 1 degrees of freedom, all there is at equal shares. ``tolerance`` is
-    ``sigmas`` deviations of the first, and as rare a value of the second. Epochs, drawn without
-    replacement, vary less.
+    Counts of rows vary as Poisson's, so the shares pi of a layer vary as ``_variances`` says, and
+    the entropy by the delta method: to first order by a normal variable, to second order by half a
+    weighted chi-square with S - 1 degrees of freedom, all there is at equal shares. ``tolerance``
+    is ``sigmas`` deviations of the first, and as rare a value of the second. Counts of a total
+    that is known, and epochs, drawn without replacement, vary less.
 
     Args:
-        mixture: planned share of each source, float[sources], each at least 0.
-        weights: M, float[sources, layers], in [0, 1].
-        units: drawn so far, of all sources, above 0.
+        exposure: float[sources, layers], each at least 0: of rows n drawn from shares p under
+            weights M, ``n p M``, and the sum over policies where they change.
+        variance: of it, float[sources, layers]: ``n p M^2``; 0 of rows that were not drawn.
         sigmas: standard deviations that are tolerated.
     """
-    planned = np.asarray(mixture, dtype=np.float64)
-    planned = planned / planned.sum()
-    matrix = np.asarray(weights, dtype=np.float64)
-    admitted = planned[:, None] * matrix
-    shares, value = _shares(admitted), source_entropy(admitted)
-    squared = admitted * matrix / units / np.where(np.isnan(shares), 1, admitted.sum(axis=0)) ** 2
+    planned = np.asarray(exposure, dtype=np.float64)
+    shares, value, total = _shares(planned), source_entropy(planned), planned.sum(axis=0)
+    squared = np.asarray(variance, dtype=np.float64) / np.where(total > 0, total, 1) ** 2
     logs = np.log(np.where(shares > 0, shares, 1.0))
     first = np.sqrt((squared * (logs - (shares * logs).sum(axis=0)) ** 2).sum(axis=0))
     degrees = np.maximum((shares > 0).sum(axis=0) - 1, 1)
@@ -91,7 +86,7 @@ def expected_entropy(
 
 
 def _variances(shares: Floats, squared: Floats) -> Floats:
-    """Variances of each source's share of a layer; ``squared``: ``p w^2 / (units (sum p w)^2)``."""
+    """Variances of each source's share of a layer; ``squared``: of its exposure over the total."""
     others = squared.sum(axis=0) - squared
     found: Floats = squared * (1 - shares) ** 2 + shares**2 * others
     return found

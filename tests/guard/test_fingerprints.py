@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import signal
 import threading
@@ -22,7 +21,7 @@ from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import Entropy
 from tests import ranks
 from tests.guard.test_governed import MODEL, make, policy, state_of
-from tests.guard.test_state import Trial, order
+from tests.guard.test_state import Trial
 from tests.pytorch.test_bits_local import interrupt, signals
 
 pytestmark = pytest.mark.xdist_group("governed")
@@ -201,42 +200,6 @@ def test_a_checkpoint_that_is_not_kept_is_measured_where_it_costs_little(monkeyp
     assert measured(kept=True)
     now[0] += 201
     assert measured(kept=False)
-
-
-def test_a_mixture_other_than_the_planned_one_is_told() -> None:
-    shared = policy()
-    planned = tuple(
-        dataclasses.replace(one, share=share)
-        for one, share in zip(shared.sources, (7, 5, 3), strict=True)
-    )
-    for sources, outcome in ((planned, "passed"), (shared.sources, "passed")):
-        trial = Trial(dataclasses.replace(shared, sources=sources))
-        trial.state.planned.plan(order())
-        trial.train(40)
-        saved = trial.state.encode()
-        assert saved["expected"]["value"][0] == 0  # of one source only
-        later = Trial(dataclasses.replace(shared, sources=sources))
-        later.state.planned.plan(order())
-        checks = {one.code: one for one in later.load(saved, trial.records)}
-        assert checks["G118"].outcome == outcome
-    other = tuple(
-        dataclasses.replace(one, share=share)
-        for one, share in zip(shared.sources, (1, 1, 30), strict=True)
-    )
-    trial = Trial(dataclasses.replace(shared, sources=other)).train(40)
-    assert trial.state.planned.mixture == [1, 1, 30]
-    later = Trial(dataclasses.replace(shared, sources=other))
-    checks = {one.code: one for one in later.load(trial.state.encode(), trial.records)}
-    assert checks["G118"].outcome == "warned" and "head is " in checks["G118"].detail
-
-
-def test_without_a_plan_nothing_is_expected() -> None:
-    trial = Trial().train(5)
-    trial.state.planned.mixture = None
-    assert trial.state.encode()["expected"] is None
-    assert trial.state.summary()["entropy"]["expected"] is None
-    [check] = trial.state.planned.check(trial.guard.exposure)
-    assert (check.code, check.outcome) == ("G118", "unknown")
 
 
 TAMPERS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hpcdet.store.trials import parents
 from tests import ranks
 from tests.commands import Cli, cli  # noqa: F401
 from tests.governed_model import SIZES
-from tests.guard.test_governed import BATCH, make, policy, state_of
+from tests.guard.test_governed import BATCH, MATRIX, make, policy, state_of
 from tests.guard.test_trial_ledgers import kill_behind, ledgers, sound
 from tests.pytorch.test_bits_local import interrupt
 
@@ -99,6 +100,39 @@ def test_a_parent_without_a_ledger_leaves_a_history_unknown(parent: TrialPaths) 
     assert verdict is not None and verdict.verdict == "done", attempt.log()
     assert checks_of(attempt)["G105"]["outcome"] == "unknown"
     assert state_of(child)[1]["complete"] is False
+
+
+def test_an_heir_whose_policy_does_not_know_a_source_is_not_clean_of_it(
+    cli: Cli,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Its own checkpoints say what its parent was trained on, in each of its attempts."""
+    parent = make(cli.root / "parent-1111", 1, policy(), until=UNTIL)
+    assert ranks.run(parent, 1).verdict() is not None
+    wanted = dataclasses.replace(policy(), sources=policy().sources[:2], matrix=MATRIX[:2])
+    root = cli.root / "heir-2222"
+    other = make(root, 1, wanted, until=2 * UNTIL)
+    code = root / "code" / "model_def.py"
+    code.write_text(code.read_text().replace(', "c": 12', ""))
+    made = parents.give(parents.donations(parent, "batches")[-1], other)
+    named = f"../parent-1111/1@{UNTIL} batches"
+    record = Trial(1, {"global_batch_size": BATCH}, 11, parent=named)
+    other.record.unlink()
+    Trial(**{**vars(record), "origin": parents.origin_of(made)}).write_once(other.record)
+    interrupt(other, tmp_path / "1", "train:11", kill_behind(other, 8), 1)
+    attempt = ranks.run(other, 1)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "done", attempt.log()
+    assert checks_of(attempt)["G118"]["outcome"] == "passed"
+    assert checks_of(attempt)["G114"]["outcome"] == "passed"
+    before, after = state_of(parent)[1], state_of(other)[1]
+    np.testing.assert_array_equal(after["E"][2], before["E"][2])
+    [item] = cli("policy", "report", "heir-2222", "-o", "json").items
+    assert item["sources"] == ["a", "b", "c"] and item["matrix"][2] == [0, 0, 0]
+    assert item["exposure"] == after["E"].tolist()
+    assert f"denied, {after['E'][2][2]:g} before" in cli("policy", "report", "heir-2222").out
+    reached = {one["experiment"] for one in cli("policy", "impact", "c", "-o", "json").items}
+    assert reached == {"parent-1111", "heir-2222"}
 
 
 def test_ledgers_go_with_a_checkpoint_into_another_experiment(

@@ -33,7 +33,8 @@ def test_expected_entropy_is_missed_as_rarely_as_its_sigmas_say() -> None:
     draws, units = rng("entropy"), 2000
     mixture = np.array([0.2, 0.5, 0.3])
     weights = np.array([[1, 1, 1, 0.5, 0], [0.4, 1, 0, 0.25, 0], [2 / 3, 1, 0, 1, 0]])
-    expected = measures.expected_entropy(mixture, weights, units, 3)
+    rows = units * mixture[:, None]
+    expected = measures.expected_entropy(rows * weights, rows * weights**2, 3)
     np.testing.assert_allclose(expected.value[[0, 2]], [1, 0], atol=1e-12)
     assert math.isnan(expected.value[4])
     missed = np.zeros(5)
@@ -46,6 +47,32 @@ def test_expected_entropy_is_missed_as_rarely_as_its_sigmas_say() -> None:
     assert held[[0, 1, 2, 4]].tolist() == [0, 0, 1, 1]  # one source alone stays alone
     assert not expected.holds([1, 1, 0, 1, 0.5])[4]  # learned where nothing may
     assert not expected.holds(np.full(5, nan))[:4].any()
+
+
+def test_expected_entropy_over_policies_that_change() -> None:
+    """Rows that are known, then rows of one mixture and weights, then of others."""
+    draws = rng("eras")
+    known = np.array([[300.0, 0], [100, 50], [0, 900]])
+    eras = [
+        (2000, np.array([0.2, 0.5, 0.3]), np.array([[1, 1], [0.5, 0], [1, 0.25]])),
+        (500, np.array([0.6, 0.1, 0.3]), np.array([[0, 1], [1, 0.5], [1, 1]])),
+    ]
+    rows = [(units * mixture[:, None], weights) for units, mixture, weights in eras]
+    exposure = known + sum(one * weights for one, weights in rows)
+    variance = sum(one * weights**2 for one, weights in rows)
+    expected = measures.expected_entropy(exposure, variance, 3)
+    missed, off = np.zeros(2), []
+    for _ in range(2000):
+        seen = known.copy()
+        for units, mixture, weights in eras:
+            seen += draws.multinomial(units, mixture)[:, None] * weights
+        found = measures.source_entropy(seen)
+        off.append(np.abs(found - expected.value))
+        missed += ~expected.holds(found)
+    assert missed.max() <= 2000 * 0.0027 + 5 * math.sqrt(2000 * 0.0027)
+    assert (expected.tolerance < 2 * np.quantile(off, 0.9973, axis=0)).all()  # and not too wide
+    fixed = measures.expected_entropy(exposure, 0 * variance, 3)
+    assert (fixed.tolerance == 1e-9).all()
 
 
 # -- entropy of spectra ----------------------------------------------------------------------

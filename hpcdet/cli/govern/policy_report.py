@@ -92,7 +92,7 @@ def _exposure(row: GovernanceView) -> None:
 
 def _exposed(weight: float, units: float) -> str:
     if not weight:
-        return f"denied, {units:g}" if units else "denied"
+        return f"denied, {units:g} before" if units else "denied"
     return f"{units:g}" if weight == 1 else f"{units:g} at {weight:g}"
 
 

@@ -11,9 +11,11 @@ import numpy as np
 
 from hpcdet.data.sourced import record_of
 from hpcdet.guard.counting.exposure import Exposure
+from hpcdet.guard.resume import policy_eras
+from hpcdet.guard.resume.policy_eras import EraRows
 from hpcdet.guard.resume.verdicts import Check, State, broken
 from hpcdet.policy import measures
-from hpcdet.policy.compiled import MIX, CompiledPolicy, Matrix
+from hpcdet.policy.compiled import MIX, CompiledPolicy
 from hpcdet.policy.provenance.source_manifests import spot_check
 from hpcdet.policy.provenance.source_provenance import SourceProvenance
 
@@ -28,7 +30,7 @@ class ActiveChains:
 
     Attributes:
         verified: what was found at the beginning of this attempt, by source; equal on all ranks.
-        weigh: E of rows, by the policies under which they were trained.
+        trained: rows divided by the policies under which they were trained.
     """
 
     def __init__(
@@ -37,9 +39,14 @@ class ActiveChains:
         verified: Sequence[SourceProvenance] = (),
         ended: Collection[str] = (),
     ) -> None:
-        """``ended``: sources that are trained no more; theirs are as they were before."""
+        """``ended``: sources that are trained no more.
+
+        Theirs, and those of sources that the policy does not name, are as they were before.
+        """
         self._policy, self._ended = policy, frozenset(ended)
-        self.weigh: Callable[[Exposure], Matrix] = lambda exposure: exposure.matrix(policy)
+        self.trained: Callable[[Exposure], list[EraRows]] = lambda exposure: (
+            policy_eras.rows_by_era((), exposure, policy)
+        )
         self.verified = {one.source: one for one in verified}
         self._held = {one.source: _kept(one) for one in verified if one.complete}
 
@@ -80,7 +87,8 @@ class ActiveChains:
             GovernanceBroken: a chain that was complete is no more, or is another one (G111).
         """
         before = {one["source"]: {key: one[key] for key in _KEPT} for one in saved}
-        self._held |= {source: known for source, known in before.items() if source in self._ended}
+        over = {one for one in before if one in self._ended or one not in self._policy.codes}
+        self._held |= {source: before[source] for source in over}
         for source, known in before.items() if not inherited else ():
             self._same(source, known)
         trained = {name for kind in exposure.rows for name in kind.split(MIX)}
@@ -124,8 +132,9 @@ class ActiveChains:
 
     def of_layers(self, exposure: Exposure) -> list[float]:
         """C_l of each layer of the policy; NaN of one without exposure."""
-        held = [one.id in self._held for one in self._policy.sources]
-        found: list[float] = measures.coverage(self.weigh(exposure), held).tolist()
+        trained = self.trained(exposure)
+        held = [one in self._held for one in policy_eras.sources(trained)]
+        found: list[float] = measures.coverage(policy_eras.matrix(trained), held).tolist()
         return found
 
     def least(self, exposure: Exposure, *, known: bool) -> float:

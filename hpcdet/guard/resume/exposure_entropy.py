@@ -3,73 +3,99 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order
-from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
+from hpcdet.guard.resume import policy_eras
+from hpcdet.guard.resume.policy_eras import EraRows
 from hpcdet.guard.resume.verdicts import Check, State
 from hpcdet.policy import measures
-from hpcdet.policy.compiled import MIX
-from hpcdet.policy.measures import ExpectedEntropy
+from hpcdet.policy.compiled import MIX, CompiledPolicy
+from hpcdet.policy.measures import ExpectedEntropy, Floats
 
 _DIGITS = 9
 
 
 class PlannedEntropy:
-    """The entropy of each layer's sources that the policy and the planned mixture give.
+    """The entropy of each layer's sources that policies and planned mixtures give.
 
-    Attributes:
-        mixture: planned share of each source, not all 0; None: it is not known, as of data
-            whose code names the rows, or rows of several sources.
+    Rows of this trial's own data are expected in the mixture that their policy plans, or else in
+    that of the data's first epoch. Those that its parent was trained on are what they are.
     """
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        shares = [one.share for one in guard.policy.sources]
-        self.mixture: Sequence[float] | None = shares if any(shares) else None
+        self._order: Order | BatchOrder | None = None
+        self._counted: Mapping[str, int] | None = None
 
     def plan(self, order: Order | BatchOrder | None) -> None:
-        """Take the mixture of the data's first epoch, if the policy plans none."""
-        if self.mixture is not None or order is None:
-            return
-        epoch = self._guard.recount(order, 0, order.epoch_records)
-        if epoch is None or any(MIX in kind for kind in epoch.rows) or not epoch.rows:
-            return
-        self.mixture = [epoch.rows[one.id] for one in self._guard.policy.sources]
+        """Take the order of the trial's data; None: they have no indices."""
+        self._order, self._counted = order, None
 
-    def expected(self, exposure: Exposure) -> ExpectedEntropy | None:
-        """After so many rows; None where nothing is planned, or nothing was trained."""
-        units = sum(exposure.rows.values())
-        if self.mixture is None or not units:
+    def expected(self, trained: Sequence[EraRows]) -> ExpectedEntropy | None:
+        """After these rows; None where nothing is planned, or nothing was trained."""
+        if not any(one.all.rows for one in trained):
             return None
-        policy = self._guard.policy
-        sigmas = policy.entropy.sigmas
-        return measures.expected_entropy(self.mixture, policy.weights(), units, sigmas)
+        shape = policy_eras.matrix(trained).shape
+        value, variance = np.zeros(shape), np.zeros(shape)
+        for one in trained:
+            value += policy_eras.placed(one.inherited.matrix(one.policy), one.policy, trained)
+            if units := sum(one.own.rows.values()):
+                mixture = self._mixture(one.policy)
+                if mixture is None:
+                    return None
+                rows, weights = units * mixture[:, None], one.policy.weights()
+                value += policy_eras.placed(rows * weights, one.policy, trained)
+                variance += policy_eras.placed(rows * weights**2, one.policy, trained)
+        return measures.expected_entropy(value, variance, self._guard.policy.entropy.sigmas)
 
-    def encode(self, exposure: Exposure) -> State | None:
+    def _mixture(self, policy: CompiledPolicy) -> Floats | None:
+        """Planned share of each source, float64[sources]; None: it is not known.
+
+        As of data whose code names the rows, or of rows of several sources.
+        """
+        shares = np.array([one.share for one in policy.sources], dtype=np.float64)
+        if not shares.any():
+            counted = self._of_data()
+            shares = np.array([counted.get(one.id, 0.0) for one in policy.sources])
+        return shares / shares.sum() if shares.any() else None
+
+    def _of_data(self) -> Mapping[str, int]:
+        """Rows of each source in the data's first epoch; nothing if they cannot be told."""
+        if self._counted is None:
+            order, epoch = self._order, None
+            if order is not None:
+                epoch = self._guard.recount(order, 0, order.epoch_records)
+            rows = {} if epoch is None else dict(epoch.rows)
+            self._counted = {} if any(MIX in kind for kind in rows) else rows
+        return self._counted
+
+    def encode(self, trained: Sequence[EraRows]) -> State | None:
         """``value`` and ``tolerance`` by layer of the policy; null where nothing may change it."""
-        found = self.expected(exposure)
+        found = self.expected(trained)
         if found is None:
             return None
         value, tolerance = _plain(found.value), _plain(found.tolerance)
         return {"value": value, "tolerance": tolerance}
 
-    def summary(self, exposure: Exposure) -> dict[str, Any]:
+    def summary(self, trained: Sequence[EraRows]) -> dict[str, Any]:
         """``entropy`` for the manifest's meta: what was observed, and what was expected."""
-        observed = measures.source_entropy(exposure.matrix(self._guard.policy))
-        return {"entropy": {"observed": _plain(observed), "expected": self.encode(exposure)}}
+        observed = measures.source_entropy(policy_eras.matrix(trained))
+        return {"entropy": {"observed": _plain(observed), "expected": self.encode(trained)}}
 
-    def check(self, exposure: Exposure) -> list[Check]:
+    def check(self, trained: Sequence[EraRows]) -> list[Check]:
         """Whether what layers have learned from is what is planned (G118)."""
-        if not exposure.rows:
+        if not any(one.all.rows for one in trained):
             return [Check(18, "G118", "passed", "nothing was trained yet")]
-        found = self.expected(exposure)
+        found = self.expected(trained)
         if found is None:
             return [Check(18, "G118", "unknown", "no mixture of the sources is planned")]
-        observed = measures.source_entropy(exposure.matrix(self._guard.policy))
+        observed = measures.source_entropy(policy_eras.matrix(trained))
         layers = [one.id for one in self._guard.policy.layers]
         held = found.holds(observed)
         rows = zip(layers, observed, found.value, found.tolerance, held, strict=True)

@@ -14,7 +14,7 @@ from hpcdet.guard.resume import policy_eras
 from hpcdet.guard.resume.active_chains import ActiveChains
 from hpcdet.guard.resume.closed_layers import Digests, Models, digests, unchanged
 from hpcdet.guard.resume.exposure_entropy import PlannedEntropy
-from hpcdet.guard.resume.policy_eras import PolicyEra
+from hpcdet.guard.resume.policy_eras import EraRows, PolicyEra
 from hpcdet.guard.resume.same_policy import ended_sources, forget_denied, policy_before, same_policy
 from hpcdet.guard.resume.same_rows import same_rows
 from hpcdet.guard.resume.same_twins import same_twins
@@ -56,7 +56,7 @@ class GovernanceState:
         self.chains = chains or ActiveChains(guard.policy)
         self.planned = PlannedEntropy(guard)
         self.conformance: float | None = None
-        self.chains.weigh = self._weigh
+        self.chains.trained = self._trained
         self.decided = decided or PolicyInEffect.of(guard.policy)
         self.eras: list[PolicyEra] = []
         self.applied: list[Mapping[str, Any]] = self.decided.since(0, {})
@@ -78,11 +78,15 @@ class GovernanceState:
         return ended_sources(self.decided) if self.decided.dropped else []
 
     def exposure(self) -> Matrix:
-        """E by the policies that were in effect, float64[sources, layers of the policy]."""
-        return self._weigh(self._guard.exposure)
+        """E by the policies that were in effect, float64[sources, layers of the policy].
 
-    def _weigh(self, exposure: Exposure) -> Matrix:
-        return policy_eras.matrix(self.eras, exposure, self._guard.policy)
+        Behind the sources of the policy stand those of other policies that were trained before.
+        """
+        return policy_eras.matrix(self._trained(self._guard.exposure))
+
+    def _trained(self, exposure: Exposure) -> list[EraRows]:
+        policy = self._guard.policy
+        return policy_eras.rows_by_era(self.eras, exposure, policy, self.begun, self.inherited)
 
     def encode(self) -> State:
         """The state for a checkpoint, equal on all ranks; all call together."""
@@ -105,7 +109,7 @@ class GovernanceState:
             "forbidden": dict(self._forbidden),
             **({} if self.twins is None else {"twins": self.twins.encode()}),
             "chains": self.chains.encode(guard.exposure),
-            "expected": self.planned.encode(guard.exposure),
+            "expected": self.planned.encode(self._trained(guard.exposure)),
         }
 
     def probed(self, found: Mapping[str, Any]) -> None:
@@ -145,20 +149,20 @@ class GovernanceState:
     def summary(self) -> dict[str, Any]:
         """The summary in the manifest's meta, for readers who do not open the state."""
         guard = self._guard
-        policy = guard.policy
+        policy, trained = guard.policy, self._trained(guard.exposure)
         return {
             "policy_digest": policy.digest,
             "assurance": policy.assurance,
-            "sources": [one.id for one in policy.sources],
+            "sources": policy_eras.sources(trained),
             "layers": [one.id for one in policy.layers],
-            "exposure": self.exposure().tolist(),
+            "exposure": policy_eras.matrix(trained).tolist(),
             "rows": guard.exposure.encode()["rows"],
             "dropped": guard.exposure.dropped,
             "complete": self.complete,
             "parameters": guard.models.sizes(),
             **({} if self.twins is None else {"twins": self.twins.encode()}),
             **self.chains.summary(guard.exposure),
-            **self.planned.summary(guard.exposure),
+            **self.planned.summary(trained),
             "conformance": self.conformance,
         }
 
@@ -210,7 +214,7 @@ class GovernanceState:
             self.begun, self.inherited = records, Exposure.decode(state["exposure"])
         else:
             self.begun, self.inherited = state["begun"], Exposure.decode(state["inherited"])
-            expected = policy_eras.matrix(self.eras, exposure, before)
+            expected = policy_eras.matrix(policy_eras.rows_by_era(self.eras, exposure, before))
             checks += same_rows(
                 self._guard,
                 self.inherited,
@@ -226,7 +230,6 @@ class GovernanceState:
             )
             self._guard.optimizers.load(state["windows"])
         self._guard.exposure = exposure
-        checks += self.planned.check(exposure)
         known = dict(state["forbidden"])
         alike = [one.id for one in before.layers] == [one.id for one in self._guard.policy.layers]
         closed = digests(self._guard, parameters, before if alike else None)
@@ -235,6 +238,7 @@ class GovernanceState:
             rest = policy_eras.rest_of(self.eras, exposure)
             self.eras.append(PolicyEra(before, dropped, rest, records))
             self._left = before
+        checks += self.planned.check(self._trained(exposure))
         now = digests(self._guard, parameters)
         self._forbidden = now if inherited else {name: known.get(name, now[name]) for name in now}
         return checks

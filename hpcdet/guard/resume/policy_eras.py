@@ -6,7 +6,7 @@ closes an era: ``E = sum over eras of E(rows of the era, its policy)``, the pres
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
 from hpcdet.guard.resume.verdicts import broken
 from hpcdet.policy.changes.policy_in_effect import PolicyInEffect
-from hpcdet.policy.compiled import CompiledPolicy, Matrix
+from hpcdet.policy.compiled import MIX, CompiledPolicy, Matrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,24 +56,76 @@ class PolicyEra:
         )
 
 
-def matrix(eras: Iterable[PolicyEra], exposure: Exposure, policy: CompiledPolicy) -> Matrix:
-    """E over all eras, float64[sources, layers of ``policy``].
+@dataclass(frozen=True, eq=False)
+class EraRows:
+    """Rows that were trained under one policy.
+
+    Attributes:
+        inherited: those of the trial's parent; ``own``: those of its own data.
+    """
+
+    policy: CompiledPolicy
+    inherited: Exposure
+    own: Exposure
+
+    @property
+    def all(self) -> Exposure:
+        """Both."""
+        found = self.own.without(Exposure())
+        found.join(self.inherited)
+        return found
+
+
+def rows_by_era(
+    eras: Iterable[PolicyEra],
+    exposure: Exposure,
+    policy: CompiledPolicy,
+    begun: int = 0,
+    inherited: Exposure | None = None,
+) -> list[EraRows]:
+    """Divide all rows by the policies that they were trained under, in order; ``policy`` is last.
 
     Args:
         exposure: all rows, those of the eras among them.
-        policy: of the rows since the last era.
+        begun: samples that had been seen when the trial's own data began.
+        inherited: rows of its parent, up to there.
     """
-    places = {one.id: place for place, one in enumerate(policy.layers)}
-    codes = policy.codes
-    rest, total = exposure, np.zeros((len(policy.sources), len(policy.layers)))
+    found, theirs = [], inherited or Exposure()
     for era in eras:
-        rest = rest.without(era.exposure)
-        of_era = era.exposure.matrix(era.policy)
-        for source, row in zip(era.policy.sources, of_era, strict=True):
-            for layer, value in zip(era.policy.layers, row, strict=True):
-                if source.id in codes and layer.id in places:
-                    total[codes[source.id], places[layer.id]] += value
-    return total + rest.matrix(policy)
+        exposure = exposure.without(era.exposure)
+        before = era.exposure if era.until <= begun else theirs
+        theirs = theirs.without(before)
+        found.append(EraRows(era.policy, before, era.exposure.without(before)))
+    return [*found, EraRows(policy, theirs, exposure.without(theirs))]
+
+
+def sources(trained: Sequence[EraRows]) -> list[str]:
+    """The last policy's sources in their order, then others that were trained before it."""
+    named = trained[-1].policy.codes
+    before = {name for one in trained for kind in one.all.rows for name in kind.split(MIX)}
+    return [*named, *sorted(before - named.keys())]
+
+
+def matrix(trained: Sequence[EraRows]) -> Matrix:
+    """E of all rows, float64[``sources(trained)``, layers of the last policy]."""
+    found = np.zeros((len(sources(trained)), len(trained[-1].policy.layers)))
+    for one in trained:
+        found += placed(one.all.matrix(one.policy), one.policy, trained)
+    return found
+
+
+def placed(values: Matrix, policy: CompiledPolicy, trained: Sequence[EraRows]) -> Matrix:
+    """Bring values of a policy's sources and layers to their places in ``matrix``; 0 elsewhere."""
+    names, layers = sources(trained), [one.id for one in trained[-1].policy.layers]
+    rows = [place for place, one in enumerate(policy.sources) if one.id in names]
+    columns = [place for place, one in enumerate(policy.layers) if one.id in layers]
+    there = (
+        [names.index(policy.sources[place].id) for place in rows],
+        [layers.index(policy.layers[place].id) for place in columns],
+    )
+    found = np.zeros((len(names), len(layers)))
+    found[np.ix_(*there)] = values[np.ix_(rows, columns)]
+    return found
 
 
 def rest_of(eras: Iterable[PolicyEra], exposure: Exposure) -> Exposure:

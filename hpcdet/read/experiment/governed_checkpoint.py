@@ -30,6 +30,7 @@ class GovernedCheckpoint:
     Attributes:
         name: of its folder; "" if the trial has none.
         step: batches trained.
+        sources: the policy's, and behind them others that its parents were trained on.
         exposure: rows times weight, by source and layer, as the policy orders them.
         rows: trained, by source; ``a+b`` of several. ``dropped``: of unknown sources.
         complete: the history of the weights is known.
@@ -41,6 +42,7 @@ class GovernedCheckpoint:
 
     name: str
     step: int
+    sources: list[str]
     exposure: list[list[float]]
     rows: dict[str, int] = field(default_factory=dict)
     dropped: int = 0
@@ -58,14 +60,17 @@ def read(trial: GatheredTrial, policy: CompiledPolicy, name: str = "") -> Govern
         name: of the checkpoint; "": the latest.
     """
     name = name or latest_checkpoint(trial.paths)
-    nothing = [[0.0] * len(policy.layers) for _ in policy.sources]
     for place in trial.paths.checkpoint_places if name else ():
         with contextlib.suppress(IntegrityError, OSError):
             meta = manifests.read(place / name)["meta"]
             said = meta.get("governance")
             found = said if isinstance(said, Mapping) else {}
-            return _account(name, int(meta.get("batches", 0)), found, policy, nothing)
-    return GovernedCheckpoint("", 0, nothing)
+            return _account(name, int(meta.get("batches", 0)), found, policy)
+    return GovernedCheckpoint("", 0, *_nothing(policy))
+
+
+def _nothing(policy: CompiledPolicy) -> tuple[list[str], list[list[float]]]:
+    return list(policy.codes), [[0.0] * len(policy.layers) for _ in policy.sources]
 
 
 def _account(
@@ -73,16 +78,23 @@ def _account(
     step: int,
     said: Mapping[str, Any],
     policy: CompiledPolicy,
-    nothing: list[list[float]],
 ) -> GovernedCheckpoint:
-    layers, sources = [one.id for one in policy.layers], [one.id for one in policy.sources]
-    same = said.get("layers") == layers and said.get("sources") == sources
-    exposure: Any = said.get("exposure") if same else None
+    layers, known = [one.id for one in policy.layers], list(policy.codes)
+    sources: Any = said.get("sources")
+    exposure: Any = said.get("exposure")
+    if (
+        said.get("layers") != layers
+        or not _is_names(sources)
+        or sources[: len(known)] != known
+        or not _is_matrix(exposure, len(sources), len(layers))
+    ):
+        sources, exposure = _nothing(policy)
     dropped = said.get("dropped")
     return GovernedCheckpoint(
         name,
         step,
-        exposure if _is_matrix(exposure, len(sources), len(layers)) else nothing,
+        sources,
+        exposure,
         {str(kind): n for kind, n in _mapping(said.get("rows")).items() if isinstance(n, int)},
         dropped if isinstance(dropped, int) else 0,
         said.get("complete") is True,
@@ -104,6 +116,14 @@ def _of_layers(given: Any, layers: list[str]) -> list[float | None] | None:
 
 def _mapping(given: Any) -> Mapping[Any, Any]:
     return given if isinstance(given, Mapping) else {}
+
+
+def _is_names(given: Any) -> bool:
+    return (
+        isinstance(given, list)
+        and all(isinstance(one, str) for one in given)
+        and len(set(given)) == len(given)
+    )
 
 
 def _is_matrix(given: Any, rows: int, columns: int) -> bool:

@@ -41,6 +41,7 @@ class SourceAccount:
     """A source, and what layers were exposed to of it.
 
     Attributes:
+        source: as the policy has it; by its name alone, if only a parent was trained on it.
         license: as its labels or its manifest say; "" if neither does.
         rows: of it that were trained, each time they were seen; of mixed rows each counts.
         exposure: rows times weight, by layer.
@@ -118,6 +119,7 @@ def governed_model(gathered: Gathered, trial: int = 0, checkpoint: str = "") -> 
     manifest = manifests.read(folder)
     [account] = governance(gathered, row.trial, row.name)
     policy = CompiledPolicy.load(gathered.paths.compiled_policy)
+    before = (DataSource(name) for name in account.sources[len(policy.sources) :])
     metric = gathered.config.searcher.metric
     print_ = manifest["meta"].get("fingerprint")
     software = {"hpcdet": __version__} | (print_ if isinstance(print_, dict) else {})
@@ -131,7 +133,7 @@ def governed_model(gathered: Gathered, trial: int = 0, checkpoint: str = "") -> 
         tuple(_files(folder, manifest)),
         policy,
         account,
-        tuple(_source(gathered, one, account) for one in policy.sources),
+        tuple(_source(gathered, one, account) for one in (*policy.sources, *before)),
         found.record.params if found.record else {},
         (metric, series.number(row.metric)),
         _begun(found),

@@ -134,7 +134,8 @@ def _weights(model: GovernedModel, one: SourceAccount) -> Iterator[tuple[str, fl
 
 
 def _cell(one: SourceAccount, layer: str, weight: float) -> str:
-    return f"{one.exposure[layer]:,.10g}" if weight else "denied"
+    units = one.exposure[layer]
+    return f"{units:,.10g}" if weight else f"denied, {units:,.10g} before" if units else "denied"
 
 
 def _count(value: int | None) -> str:

@@ -124,7 +124,7 @@ class GovernanceView:
     policy_digest: str
     """Digest of the compiled policy."""
     sources: list[str]
-    """Sources, in the order of their codes."""
+    """Sources, in the order of their codes; behind them others that parents were trained on."""
     layers: list[str]
     """Layers, in the order of the policy."""
     matrix: list[list[float]]
@@ -200,7 +200,8 @@ def _view(trial: GatheredTrial, policy: CompiledPolicy, checkpoint: str) -> Gove
     measured = [one for one in measured if one.step <= until]
     found = [_conforms(one, policy, said.parameters) for one in measured]
     least = [one for each in found for one in each[0] if not math.isnan(one)]
-    uncovered = measures.coverage(said.exposure, [False] * len(policy.sources))
+    more = said.sources[len(policy.sources) :]
+    uncovered = measures.coverage(said.exposure, [False] * len(said.sources))
     return GovernanceView(
         trial=trial.number,
         step=said.step,
@@ -211,9 +212,9 @@ def _view(trial: GatheredTrial, policy: CompiledPolicy, checkpoint: str) -> Gove
         records=RECORDED,
         residual_channels=list(RESIDUAL_CHANNELS[policy.assurance == "isolated" :]),
         policy_digest=policy.digest,
-        sources=[one.id for one in policy.sources],
+        sources=said.sources,
         layers=[one.id for one in policy.layers],
-        matrix=[list(row) for row in policy.matrix],
+        matrix=[*map(list, policy.matrix), *([0.0] * len(policy.layers) for _ in more)],
         exposure=said.exposure,
         rows=said.rows,
         coverage=_known(uncovered.tolist()) if said.coverage is None else said.coverage,
