@@ -202,7 +202,7 @@ class Resumed:
         self.order = Order(len(codes), 256, lambda epoch: shuffled(len(codes), 7, epoch))
         self.parameters = {f"0.{n}": one for n, one in model.named_parameters()}
         slots = [{n: {"m": one, "v": one} for n, one in self.parameters.items()}]
-        self.optimizers = [{"state": slots[0]}]
+        self.optimizers = [{"state": slots[0], "param_groups": [{"lr": 0.001}]}]
         self.prints = Fingerprints(self.guard, 0, 1, lambda value: [value])
         self.state = GovernanceState(self.guard)
         self.state.planned.plan(self.order)
@@ -216,7 +216,7 @@ class Resumed:
     def take(self) -> dict[str, object]:
         """What a checkpoint has in its meta."""
         return self.state.summary() | self.prints.take(
-            self.parameters, self.optimizers, None, kept=True
+            self.parameters, self.optimizers, None, when="always"
         )
 
     def checks(self, *, digests: bool = True) -> None:
@@ -224,7 +224,7 @@ class Resumed:
         self.state.load(
             self.saved, self.parameters, records=self.records, order=self.order, inherited=False
         )
-        states = self.optimizers if digests else [{"state": {}}]
+        states = self.optimizers if digests else [{"state": {}, "param_groups": [{"lr": 0.001}]}]
         block = self.block if digests else {**self.block, "optimizer": None}
         self.prints.compare(block, self.parameters, states, None, inherited=False)
 

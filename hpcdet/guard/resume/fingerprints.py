@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,9 +30,16 @@ Gather = Callable[[Any], Sequence[Any]]
 TOLERANCE = 1e-4
 """By which the entropy of the same weights may differ between machines."""
 _SHARE = 0.01
-"""Of the time since the last measurement that one may take, if its checkpoint is not kept."""
-_SMALL_S = 0.05
-"""A measurement that takes no longer is always made."""
+"""Of the time since the last measurement that one may take in any case."""
+Measured = Literal["always", "in haste", "if cheap"]
+"""Which checkpoints are measured: one that is kept, or that training waits for; the last one before
+an allocation ends; one to go on from after a crash."""
+_PATIENCE_S: dict[Measured, float] = {"always": math.inf, "in haste": 1.0, "if cheap": 0.05}
+"""A measurement that takes no longer is made."""
+
+
+UNMEASURED = "it was not measured: a measurement would have taken over 1 % of the time until then"
+"""Why a checkpoint that was only made to go on from after a crash has no fingerprints."""
 
 
 class Fingerprints:
@@ -47,29 +54,36 @@ class Fingerprints:
         self._measured_at, self._took = -math.inf, 0.0
 
     def take(
-        self, parameters: Models, optimizers: Sequence[State], generators: Any, *, kept: bool
+        self,
+        parameters: Models,
+        optimizers: Sequence[State],
+        generators: Any,
+        *,
+        when: Measured = "if cheap",
     ) -> State:
         """Fingerprints for the meta of a checkpoint.
 
-        Those that take long are left out of a checkpoint that is not kept, and that comes soon
-        after the last one.
+        They are left out where the last ones took longer than the patience, and than a hundredth
+        of the time since: how long is counted in time of this thread's processor, which a machine
+        that others keep busy does not stretch.
 
         Args:
             parameters: of the models, by name.
             optimizers: their states by name of parameter.
             generators: states of this rank's random numbers; None: each step begins its own.
+            when: what patience there is; the same on all ranks.
         """
         found: State = {"software": {"router": code_digest()}}
-        begin = time.monotonic()
-        due = kept or self._took <= max(_SMALL_S, _SHARE * (begin - self._measured_at))
+        begin, since = time.thread_time(), time.monotonic() - self._measured_at
+        due = self._took <= max(_PATIENCE_S[when], _SHARE * since)
         if not self._gather(due)[0]:
             return found
         if self._guard.policy.entropy.spectral:
             found["spectral"] = self.spectral(parameters)
         found["optimizer"] = self._optimizer(optimizers)
+        found["options"] = [_options(one) for one in optimizers]
         found["generators"] = self._generators(generators)
-        self._measured_at = time.monotonic()
-        self._took = self._measured_at - begin
+        self._measured_at, self._took = time.monotonic(), time.thread_time() - begin
         return found
 
     def compare(
@@ -128,7 +142,7 @@ class Fingerprints:
         if saved is None or not rules.spectral:
             detail = "spectral entropies are not measured"
             if rules.spectral:
-                detail = "the checkpoint has none: it was made soon after another one"
+                detail = UNMEASURED
             return [Check(number, f"G{number + 100}", "unknown", detail) for number in (16, 17)]
         now = self.spectral(parameters)
         if list(saved.get("settings", ())) != now["settings"]:
@@ -191,6 +205,8 @@ class Fingerprints:
     def _compare_states(
         self, saved: Mapping[str, Any], optimizers: Sequence[State], generators: Any
     ) -> Check:
+        if "options" in saved:
+            _same_options(saved["options"], [_options(one) for one in optimizers])
         before, now = saved.get("optimizer"), self._optimizer(optimizers)
         if before is not None and now is not None and before != now:
             raise broken(
@@ -205,9 +221,31 @@ class Fingerprints:
             if pair[0] != pair[1]:
                 raise broken("G120", f"the random numbers of rank {rank} are not what was saved")
         if before is None or now is None:
-            why = "there is no digest" if before is None else "ranks have divided the state"
+            why = UNMEASURED if "optimizer" not in saved else "ranks have divided the state"
             return Check(20, "G120", "unknown", why)
         return Check(20, "G120", "passed", "" if compared else "random numbers are begun anew")
+
+
+def _options(optimizer: State) -> dict[str, str]:
+    """Digests of an optimizer's options, learning rates among them, over its groups."""
+    groups = optimizer["param_groups"]
+    names = sorted({name for group in groups for name in group})
+    return {name: digest([group.get(name) for group in groups]) for name in names}
+
+
+def _same_options(saved: Sequence[Mapping[str, str]], now: Sequence[Mapping[str, str]]) -> None:
+    """Options that were saved are what they were; other versions of torch may have more."""
+    if len(saved) != len(now):
+        raise broken("G120", f"it is of {len(saved)} optimizers, and there are {len(now)}")
+    for number, (before, after) in enumerate(zip(saved, now, strict=True)):
+        for name in before:
+            if before[name] != after.get(name):
+                raise broken(
+                    "G120",
+                    f"the option {name} of optimizer {number} is not what was saved",
+                    hint="it has changed since, or a callback changes it as it is loaded: go on "
+                    "from another checkpoint",
+                )
 
 
 def digest(value: Any) -> str:

@@ -22,6 +22,7 @@ from hpcdet.pytorch.loop.trial_state import State
 from hpcdet.store.trials.manifests import ManifestMeta
 
 if TYPE_CHECKING:  # imported where there is a policy only
+    from hpcdet.guard.resume.fingerprints import Measured
     from hpcdet.guard.resume.verdicts import Check
 
 
@@ -60,6 +61,7 @@ class Saves:
         metric: float | None = None,
         must: bool = False,
         wait: bool = False,
+        in_haste: bool = False,
     ) -> None:
         """A checkpoint of this step, unless this attempt has one or went on from this state.
 
@@ -68,21 +70,33 @@ class Saves:
             metric: the searcher's, where the trial was validated at this step.
             must: an error if the disk will not take it.
             wait: it is durable when this returns; else training goes on while it is written.
+            in_haste: the allocation is about to end.
         """
         wait = wait or must
         there = self._saved_at == self._progress.units.batches or not self.changed
         if there and (not wait or self._session.keeper.drain()):
             return
         with self._session.profile.phases.within("checkpoint"):
-            self._save(kept, metric, must=must, wait=wait)
+            measured: Measured = (
+                "in haste" if in_haste else "always" if kept or wait else "if cheap"
+            )
+            self._save(kept, metric, must=must, wait=wait, measured=measured)
 
     def save_last(self, kept: tuple[str, ...], cause: Cause) -> None:
         """Before leaving: a checkpoint of this step, unless there is only time for the last."""
         in_haste = cause in ("signal", "walltime")
         if not (in_haste and self._session.keeper.skips(self._progress.units.batches)):
-            self.save(kept, wait=True)
+            self.save(kept, wait=True, in_haste=in_haste)
 
-    def _save(self, kept: tuple[str, ...], metric: float | None, *, must: bool, wait: bool) -> None:
+    def _save(
+        self,
+        kept: tuple[str, ...],
+        metric: float | None,
+        *,
+        must: bool,
+        wait: bool,
+        measured: Measured,
+    ) -> None:
         context, session, units = self._context, self._session, self._progress.units
         context.reducer.sync_buffers()
         common, own = accumulated.waiting(trial_state.parameters(context), session.peers)
@@ -104,7 +118,7 @@ class Saves:
         attest: Attest | None = None
         if governance is not None:
             meta["governance"] = governance.summary() | self._fingerprints(
-                state["optimizers"], private.get("rng"), kept=bool(kept)
+                state["optimizers"], private.get("rng"), measured
             )
             attest = self._account(state["governance"], meta["governance"])
         if self.feed.batch is None and (step := context.learning.step) is not None:
@@ -249,13 +263,13 @@ class Saves:
         self._begin_accounts(loaded.manifest, checks)
 
     def _fingerprints(
-        self, optimizers: Sequence[State], generators: Any, *, kept: bool
+        self, optimizers: Sequence[State], generators: Any, measured: Measured
     ) -> dict[str, Any]:
         """Fingerprints of what a checkpoint is about to hold."""
         prints = self._context.core.governance.fingerprints
         assert prints is not None
         parameters = trial_state.parameters(self._context)
-        return prints.take(parameters, optimizers, generators, kept=kept)
+        return prints.take(parameters, optimizers, generators, when=measured)
 
     def _compare_fingerprints(self, loaded: LoadedState) -> list[Check]:
         """Compare what was put back with what the checkpoint says of it."""
