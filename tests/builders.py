@@ -16,8 +16,9 @@ from typing import Any
 
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import records
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
-from hpcdet.store.fs import files, journal
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.fs import files, journal, json_record
 from hpcdet.store.fs.json_record import JsonRecord
 from hpcdet.store.trials import standing
 from hpcdet.units import Length
@@ -154,7 +155,9 @@ class AttemptBuilder:
 
     def metrics(self, group: str, step: int, **values: Any) -> None:
         self.batches = max(self.batches, step)
-        stored = {k: records.number(v) if isinstance(v, float) else v for k, v in values.items()}
+        stored = {
+            k: json_record.number(v) if isinstance(v, float) else v for k, v in values.items()
+        }
         self.line("metrics", group=group, step=step, metrics=stored, units={"batches": step})
 
     def checkpoint(self, step: int, digest: str = "d" * 64, committed: bool = True) -> Path:

@@ -33,7 +33,8 @@ import yaml
 from hpcdet import checkpoint
 from hpcdet.config import api as config
 from hpcdet.store.config import resolved_config as configs
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, Trial, Verdict
 from hpcdet.store.fs import journal
 

@@ -29,7 +29,8 @@ from hpcdet.search.api import events
 from hpcdet.site.models import Site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Resolved
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, End, Intent, Reason, Verdict, WorkerClaim, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files, journal, sealed_json

@@ -23,7 +23,8 @@ from typing import Any
 
 from hpcdet.checkpoint import content_digest
 from hpcdet.store.config import resolved_config
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, Control, Trial, Verdict
 from hpcdet.store.fs import journal
 from hpcdet.units import Length

@@ -13,8 +13,8 @@ from hpcdet.core.governance.own_loop import LoopGovernance
 from hpcdet.core.training import worth
 from hpcdet.goals import refuse_reserved
 from hpcdet.process.console import say
-from hpcdet.store.folder.records import value
 from hpcdet.store.fs import journal
+from hpcdet.store.fs.json_record import value
 from hpcdet.train.attempt.control_reader import experiment_best
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.attempt.verdicts import InvalidHP

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcdet.errors import ConfigError
 from hpcdet.store.config.searcher_keys import Searcher
-from hpcdet.store.folder.records import value
+from hpcdet.store.fs.json_record import value
 from hpcdet.train.attempt.control_reader import experiment_best
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.comm.agreement import Cause

@@ -7,8 +7,9 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.held_folder import Held
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 
 EXPERIMENT, TRIAL, ATTEMPT = "HPCDET_EXPERIMENT", "HPCDET_TRIAL", "HPCDET_ATTEMPT"
 HELD = "HPCDET_HELD"

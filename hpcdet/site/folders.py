@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from hpcdet.site.models import Site
-from hpcdet.store.folder.layout import EXPERIMENTS
+from hpcdet.store.folder.names import EXPERIMENTS
 
 
 def folder(text: str | None) -> Path | None:

@@ -18,7 +18,8 @@ from hpcdet.errors import ConfigError
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.load_site import from_resolved
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import journal

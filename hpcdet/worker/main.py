@@ -23,8 +23,9 @@ from hpcdet.store.config import overrides, resolved_config
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.spending import Spending
 from hpcdet.store.folder import scratch
+from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.held_folder import Held, hold, identity
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files, journal

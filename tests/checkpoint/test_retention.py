@@ -25,9 +25,9 @@ from hpcdet.checkpoint.keep.retention import Candidate, RetentionRules, keep
 from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import Ranks
 from hpcdet.store.config.resolved_config import resolve
-from hpcdet.store.folder import records
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Best, Claim, Closed, Control, End
+from hpcdet.store.fs import json_record
 from hpcdet.train.checkpoints.checkpointer import Keeper
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.collectives import Peers
@@ -64,7 +64,7 @@ def test_larger_may_be_better_and_what_is_not_finite_never_is() -> None:
     for smaller, metric in itertools.product((True, False), (math.nan, math.inf, -math.inf)):
         with_it = [*TABLE, Candidate(1, "00000006.g1", metric)]
         assert 6 not in numbers(RetentionRules(2, 2, 0, smaller), with_it)
-        bad = dataclasses.replace(good, metric=records.number(metric))
+        bad = dataclasses.replace(good, metric=json_record.number(metric))
         assert not bad.beats(None, smaller) and not bad.beats(good, smaller)
         assert good.beats(bad, smaller), "nor does one that former versions wrote stay"
 

@@ -28,7 +28,8 @@ from hpcdet.read.lookup import find
 from hpcdet.read.views import views
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import scratch
-from hpcdet.store.folder.layout import SCRATCH_MARK, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.names import SCRATCH_MARK
 from hpcdet.store.fs import files, journal
 from hpcdet.store.trials.standing import latest_checkpoint
 from hpcdet.train.checkpoints.background import Background

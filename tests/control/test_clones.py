@@ -22,7 +22,8 @@ from hpcdet.read.lookup import lineage
 from hpcdet.search.api import events
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.decisions import chain
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Trial
 from hpcdet.store.trials import hard_links, parents
 from hpcdet.train.attempt import startup

@@ -20,7 +20,7 @@ from hpcdet.store.config import resolved_config
 from hpcdet.store.decisions import chain
 from hpcdet.store.decisions.chain import Chain
 from hpcdet.store.decisions.lease import Lease
-from hpcdet.store.folder.layout import AttemptPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.records import Closed, Verdict
 from hpcdet.store.fs import files, journal, packed
 from tests.paper import Player, Waves, World

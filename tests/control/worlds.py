@@ -7,7 +7,7 @@ from typing import Any
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.turn.controller import Turn, advance
 from hpcdet.store.decisions import chain
-from hpcdet.store.folder.layout import AttemptPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.records import (
     Closed,
     Control,

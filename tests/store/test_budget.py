@@ -26,7 +26,8 @@ from hpcdet.store.cost.budget import (
     account,
 )
 from hpcdet.store.cost.spending import Spending
-from hpcdet.store.folder.layout import AttemptPaths, TrialPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.folder.records import Charges, Claim, End
 from hpcdet.store.fs import files, freshness, packed
 from hpcdet.store.trials import observer

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, End, Trial, Verdict
 from hpcdet.store.fs import journal
 from hpcdet.store.trials import progress

@@ -11,11 +11,8 @@ import pytest
 
 from hpcdet.jobs.script.launch import Allocation
 from hpcdet.store.config import resolved_config
-from hpcdet.store.folder.layout import (
-    AttemptPaths,
-    ExperimentPaths,
-    WorkerPaths,
-)
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths
 from hpcdet.store.folder.records import (
     Claim,
     End,

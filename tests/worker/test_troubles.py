@@ -12,10 +12,8 @@ from hpcdet.control.turn.controller import Turn
 from hpcdet.jobs.script.launch import Allocation
 from hpcdet.site import load_site
 from hpcdet.store.config import resolved_config
-from hpcdet.store.folder.layout import (
-    CONFIG,
-    ExperimentPaths,
-)
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.names import CONFIG
 from hpcdet.store.folder.records import (
     Closed,
     End,

@@ -20,7 +20,7 @@ from hpcdet.checkpoint.format import remove
 from hpcdet.checkpoint.format.manifest import Manifest
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.folder.records import value
+from hpcdet.store.fs.json_record import value
 from hpcdet.store.trials import pins
 from hpcdet.store.trials.standing import standing
 from hpcdet.units import Length

@@ -11,8 +11,7 @@ from hpcdet.checkpoint.format.shard import Shard
 from hpcdet.checkpoint.state.tree import StateError
 from hpcdet.checkpoint.write.leaf_plan import Content, Report, digest
 from hpcdet.errors import Unavailable
-from hpcdet.store.folder import records
-from hpcdet.store.fs import files
+from hpcdet.store.fs import files, json_record
 from hpcdet.store.trials.manifests import ManifestMeta
 from hpcdet.store.trials.standing import MANIFEST
 
@@ -89,4 +88,4 @@ def commit(
 
 def _json(value: Any) -> Any:
     """A metric may be NaN, which JSON cannot say."""
-    return records.number(value) if isinstance(value, float) else value
+    return json_record.number(value) if isinstance(value, float) else value

@@ -27,7 +27,8 @@ from hpcdet.errors import IntegrityError, Unavailable, UsageError
 from hpcdet.read.experiment import gather, states
 from hpcdet.read.lookup import find
 from hpcdet.store.folder import home, scratch
-from hpcdet.store.folder.layout import SCRATCH_MARK, ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.names import SCRATCH_MARK
 from hpcdet.store.fs import files
 from hpcdet.store.trials.standing import MANIFEST
 

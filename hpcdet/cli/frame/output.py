@@ -24,8 +24,8 @@ from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import UsageError
 from hpcdet.read.lookup.escapes import escaped
 from hpcdet.read.views.items import encode, keys, text
-from hpcdet.store.folder.records import number
 from hpcdet.store.fs import files
+from hpcdet.store.fs.json_record import number
 
 FORMATS = ("table", "wide", "json", "jsonl", "csv", "id")
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim
 from hpcdet.store.trials import observer
 from hpcdet.store.trials.standing import Standing, TrialFiles

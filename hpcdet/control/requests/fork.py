@@ -27,9 +27,10 @@ from hpcdet.store.decisions import chain
 from hpcdet.store.decisions.chain import Chain
 from hpcdet.store.decisions.lease import Lease
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.folder.records import Best, number
+from hpcdet.store.folder.records import Best
 from hpcdet.store.fs import files, packed
 from hpcdet.store.fs.journal import Line
+from hpcdet.store.fs.json_record import number
 from hpcdet.store.trials import hard_links, parents
 from hpcdet.store.trials.parents import Donation, Parent
 from hpcdet.units import Length, Unit

@@ -10,8 +10,9 @@ from hpcdet.goals import finite
 from hpcdet.search.api import events
 from hpcdet.search.halving import sanity
 from hpcdet.store.decisions import chain
-from hpcdet.store.folder.records import Best, number
+from hpcdet.store.folder.records import Best
 from hpcdet.store.fs import files
+from hpcdet.store.fs.json_record import number
 
 _KNOWN, _NEWS = ("best",), ("best", "news")
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import Gone, Watch
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, End, Reason, Verdict, WorkerEnd
 from hpcdet.store.fs import files
 from hpcdet.store.trials import progress, standing

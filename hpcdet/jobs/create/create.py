@@ -20,7 +20,8 @@ from hpcdet.site import Site, folders, from_resolved, load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import home, scratch, trust
 from hpcdet.store.folder.held_folder import hold
-from hpcdet.store.folder.layout import POLICY, ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.names import POLICY
 from hpcdet.store.fs import files
 from hpcdet.store.trials import hard_links
 from hpcdet.store.trials.history import History

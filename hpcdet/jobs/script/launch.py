@@ -18,7 +18,8 @@ from hpcdet.jobs.script.lanes import devices
 from hpcdet.site.models import Launcher, Site
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Environment, Resolved
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 
 # What Slurm says of the batch step's own place. srun replaces it; other launchers do not.
 _SLURM_RANK = (

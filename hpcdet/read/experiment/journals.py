@@ -20,7 +20,8 @@ from hpcdet.goals import EVER
 from hpcdet.read.experiment.lines import ATTEMPT, DECISION, sound
 from hpcdet.store.config import resolved_config
 from hpcdet.store.decisions import chain
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import journal
 from hpcdet.units import Unit
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from hpcdet.read.experiment import timing
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial, Line, gather
-from hpcdet.store.folder import records
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import json_record
 
 Row = dict[str, Any]
 Source = ExperimentPaths | Gathered
@@ -117,7 +117,7 @@ def number(value: Any) -> float | None:
     if not plain and value not in ("Infinity", "-Infinity"):
         return None  # nor for the searcher, and NaN is no best and no last
     try:
-        as_float = records.value(value)
+        as_float = json_record.value(value)
     except OverflowError:
         return None
     return as_float if as_float == as_float else None

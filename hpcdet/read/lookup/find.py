@@ -14,7 +14,8 @@ from pathlib import Path
 
 from hpcdet.errors import HpcdetError, NotFound, Unavailable
 from hpcdet.store.folder import home, scratch, trust
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Submitted
 from hpcdet.store.fs import packed
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from hpcdet.errors import IntegrityError
 from hpcdet.search.api import events
-from hpcdet.store.folder import records
+from hpcdet.store.fs import json_record
 from hpcdet.store.fs.json_record import plain
 from hpcdet.units import Length
 
@@ -70,7 +70,7 @@ def _plain(value: Any) -> Any:
         return value
     if kind is float and math.isfinite(value):
         return value
-    return plain(value, lambda item: records.number(item) if isinstance(item, float) else item)
+    return plain(value, lambda item: json_record.number(item) if isinstance(item, float) else item)
 
 
 def _fields(kind: type, value: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _fields(kind: type, value: dict[str, Any]) -> dict[str, Any]:
 
 def _number(stored: Any) -> Any:
     special = isinstance(stored, str) and stored in ("NaN", "Infinity", "-Infinity")
-    return records.value(stored) if special else stored
+    return json_record.value(stored) if special else stored
 
 
 def subject(action: events.Action) -> tuple[type[events.Action], int]:

@@ -20,7 +20,8 @@ from hpcdet.errors import ConfigError
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, Intent
 from hpcdet.units import Length
 

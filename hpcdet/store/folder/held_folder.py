@@ -18,7 +18,8 @@ from pathlib import Path
 
 from hpcdet.errors import IntegrityError
 from hpcdet.store.folder import trust
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 
 VISIBLE_S = 60.0

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.errors import UsageError
-from hpcdet.store.folder.layout import EXPERIMENTS, ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.names import EXPERIMENTS
 from hpcdet.store.fs import files, packed
 from hpcdet.store.fs.json_record import JsonRecord
 

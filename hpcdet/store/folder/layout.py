@@ -1,4 +1,4 @@
-"""All paths inside an experiment's folder, with one class per level (``worker_paths`` has one).
+"""All paths inside an experiment's folder, with one class per level.
 
 Paths are built, never searched for by pattern elsewhere; all stored references are relative
 to the folder, so that it can be moved.
@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.names import CONFIG, POLICY
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import packed
 
@@ -23,87 +25,6 @@ _REOPENED = re.compile(r"reopened-\d+\.json")
 CHECKPOINT_NAME = re.compile(r"(\d{8,})\.g(\d+)")
 INHERITED = 0
 """In the name of a checkpoint, instead of an attempt: it is another trial's, to begin from."""
-CONFIG = "experiment.yaml"
-"""The resolved config; a folder that holds it is a whole experiment."""
-POLICY = "policy.yaml"
-"""The text of an experiment's policy; its config names it so."""
-EXPERIMENTS = "hpcdet-experiments"
-"""The folder that holds experiments, below a site's scratch or project path or the present one."""
-SCRATCH_MARK = "hpcdet-experiment.json"
-"""In an experiment's folder on scratch: whose it is (``records.ScratchMark``)."""
-
-
-@dataclass(frozen=True)
-class AttemptPaths:
-    """``trials/0007/attempts/2``: the stretch of one trial inside one allocation.
-
-    Attributes:
-        scratch: its folder on scratch, where the experiment has a part there.
-    """
-
-    root: Path
-    trial: int
-    number: int
-    scratch: Path | None = None
-
-    @property
-    def claim(self) -> Path:
-        """The claim of this attempt by its worker, by exclusive creation (``records.Claim``)."""
-        return self.root / "claim.json"
-
-    @property
-    def journal(self) -> Path:
-        """Metrics and events, written by rank 0."""
-        return self.root / "journal.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        """Under a policy: what was permitted and trained (``policy.ledger``), by rank 0."""
-        return self.root / "ledger.jsonl"
-
-    @property
-    def verdict(self) -> Path:
-        """The verdict that rank 0 writes when it ends (``records.Verdict``)."""
-        return self.root / "verdict.json"
-
-    @property
-    def end(self) -> Path:
-        """The end of the attempt and its reason (``records.End``); write-once."""
-        return self.root / "end.json"
-
-    @property
-    def rendezvous(self) -> Path:
-        """The address at which rank 0 listens, for the other ranks."""
-        return self.root / "rendezvous.json"
-
-    @property
-    def logs(self) -> Path:
-        return (self.scratch or self.root) / "logs"
-
-    def log(self, rank: int) -> Path:
-        """The output of one rank."""
-        return self.logs / f"rank-{rank}.log"
-
-    def profile(self, rank: int) -> Path:
-        """The time profile of a rank above 0, written by it; that of rank 0 is in ``journal``."""
-        return self.root / f"profile-{rank}.jsonl"
-
-    @property
-    def traces(self) -> Path:
-        """The traces of torch's profiler, a file for each rank, if the config enables it."""
-        return (self.scratch or self.root) / "profile"
-
-    def trace(self, rank: int) -> Path:
-        return self.traces / f"rank-{rank}.json.gz"
-
-    def launched(self, node: int, number: int) -> Path:
-        """A command for all ranks of a node (``train.attempt.node_command``), numbered from 1."""
-        return self.root / f"launched-{node}-{number}.json"
-
-    @property
-    def launcher_log(self) -> Path:
-        """The launcher's own output (srun, mpirun)."""
-        return self.logs / "launcher.log"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hpcdet.store.fs.json_record import JsonRecord
+from hpcdet.store.fs.json_record import JsonRecord, value
 from hpcdet.units import Length
 
 Reason = Literal[
@@ -384,15 +384,3 @@ class ScratchMark(JsonRecord):
     experiment: str
     identity: str
     at: str = ""
-
-
-def number(value: float) -> float | str:
-    """Return a metric's value as JSON: NaN and infinities as ``"NaN"``, ``"Infinity"``."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def value(stored: float | str) -> float:
-    """Return the inverse of ``number``."""
-    return float(stored)

@@ -15,7 +15,8 @@ import stat
 from pathlib import Path
 
 from hpcdet.errors import ConfigError, IntegrityError, Unavailable
-from hpcdet.store.folder.layout import SCRATCH_MARK, ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.names import SCRATCH_MARK
 from hpcdet.store.folder.records import ScratchMark
 from hpcdet.store.fs import files
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcdet.errors import ConfigError
-from hpcdet.store.folder.layout import CONFIG
+from hpcdet.store.folder.names import CONFIG
 
 
 def is_trusted(uid: int) -> bool:

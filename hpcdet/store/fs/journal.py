@@ -52,7 +52,7 @@ def encode(n: int, kind: str, fields: dict[str, Any], t: str) -> bytes:
     """Return one line, its newline included.
 
     Raises:
-        ValueError: a value is not JSON (NaN and infinities are not; see ``records.number``), or
+        ValueError: a value is not JSON (NaN and infinities are not; see ``json_record.number``), or
             is one that no reader would accept (``bounded_json``, ``LONGEST``).
     """
     head = _encode({"n": n, "t": t, "kind": kind, **fields}).encode()[:-1]

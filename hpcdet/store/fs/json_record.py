@@ -7,6 +7,7 @@ another version of hpcdet stays readable.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,3 +72,15 @@ def plain(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item, leaf) for item in value]
     return leaf(value)
+
+
+def number(value: float) -> float | str:
+    """Return a metric's value as JSON: NaN and infinities as ``"NaN"``, ``"Infinity"``."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def value(stored: float | str) -> float:
+    """Return the inverse of ``number``."""
+    return float(stored)

@@ -14,13 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import IntegrityError
-from hpcdet.store.folder.layout import (
-    CHECKPOINT_NAME,
-    INHERITED,
-    AttemptPaths,
-    ExperimentPaths,
-    TrialPaths,
-)
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import CHECKPOINT_NAME, INHERITED, ExperimentPaths, TrialPaths
 from hpcdet.store.fs import files, packed, sealed_json
 from hpcdet.store.trials import hard_links
 from hpcdet.store.trials.standing import MANIFEST, checkpoints, lineage

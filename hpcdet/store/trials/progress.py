@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcdet.store.folder.layout import CHECKPOINT_NAME, AttemptPaths, TrialPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import CHECKPOINT_NAME, TrialPaths
 from hpcdet.store.folder.records import End, Verdict
 from hpcdet.store.fs import journal
 from hpcdet.store.trials import standing

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import ConfigError
-from hpcdet.store.folder.layout import CHECKPOINT_NAME, AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
 from hpcdet.store.folder.scratch import identity
 from hpcdet.store.fs import files, journal
 from hpcdet.store.trials.standing import MANIFEST, lineage

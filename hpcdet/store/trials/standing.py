@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
-from hpcdet.store.folder.layout import CHECKPOINT_NAME, AttemptPaths, TrialPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import CHECKPOINT_NAME, TrialPaths
 from hpcdet.store.folder.records import NO_FAULT, Claim, Control, End, Reason, Trial, Verdict
 from hpcdet.store.fs import packed
 from hpcdet.store.trials.controls import accepted

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcdet.process.ranks import Ranks
-from hpcdet.store.folder.layout import AttemptPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.records import Verdict
 from hpcdet.store.fs import files
 from hpcdet.store.fs.json_record import JsonRecord

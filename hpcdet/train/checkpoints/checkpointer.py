@@ -15,7 +15,7 @@ from hpcdet.process.console import say
 from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import Ranks
 from hpcdet.store.config.resolved_config import Resolved
-from hpcdet.store.folder.records import number
+from hpcdet.store.fs.json_record import number
 from hpcdet.store.trials.manifests import ManifestMeta
 from hpcdet.store.trials.standing import MANIFEST
 from hpcdet.train.checkpoints import parent

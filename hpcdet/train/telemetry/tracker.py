@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.process.console import say
-from hpcdet.store.folder import records
-from hpcdet.store.fs import journal
+from hpcdet.store.fs import journal, json_record
 
 _MOST_WAITING = 100_000
 _MOST_CARRIED = 10_000
@@ -118,7 +117,7 @@ def _plain(value: Any, name: str) -> Any:
     if isinstance(value, int):
         return value
     if isinstance(value, float):
-        return records.number(value)
+        return json_record.number(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.spending import epoch
-from hpcdet.store.folder.layout import AttemptPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.records import Claim
 from hpcdet.store.fs import journal
 from hpcdet.store.trials.standing import TrialFiles

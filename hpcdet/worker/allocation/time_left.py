@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hpcdet.jobs.script.launch import Allocation
 from hpcdet.store.cost.spending import epoch
-from hpcdet.store.folder.layout import AttemptPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.records import Claim
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from hpcdet.errors import ConfigError
 from hpcdet.store.config.resolved_config import Resolved
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 from hpcdet.store.trials import staged
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.errors import IntegrityError
-from hpcdet.store.folder.layout import AttemptPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.fs import files
 
 _TAIL = 64 * 1024

@@ -6,7 +6,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from hpcdet.store.folder.layout import AttemptPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.records import End
 from hpcdet.worker.attempts.step import RunningStep
 

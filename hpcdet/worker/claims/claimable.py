@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, End
 from hpcdet.store.fs import files
 from hpcdet.store.trials import observer

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 from hpcdet.jobs.script.launch import Allocation
 from hpcdet.store.cost.spending import Spending, epoch
-from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, End, Reason, Verdict, WorkerClaim, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import beat_age, files, packed

@@ -1,0 +1,10 @@
+"""Names of files and folders by which an experiment is found and known."""
+
+CONFIG = "experiment.yaml"
+"""The resolved config; a folder that holds it is a whole experiment."""
+POLICY = "policy.yaml"
+"""The text of an experiment's policy; its config names it so."""
+EXPERIMENTS = "hpcdet-experiments"
+"""The folder that holds experiments, below a site's scratch or project path or the present one."""
+SCRATCH_MARK = "hpcdet-experiment.json"
+"""In an experiment's folder on scratch: whose it is (``records.ScratchMark``)."""
