@@ -102,7 +102,7 @@ class Unrecoverable(IntegrityError):
 
 
 def refused(error: OSError, where: str = "") -> Unavailable:
-    """What the file system refused, for a person.
+    """Return the error for a refusal of the file system.
 
     Args:
         where: what it concerns, if the error names no file (writing into an open one does not).

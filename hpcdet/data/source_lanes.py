@@ -24,7 +24,7 @@ class KnownRows(Protocol):
     """Knows whose rows are under way."""
 
     def rows_of(self, sources: frozenset[str], length: int) -> RowFlags | None:
-        """Which of so many rows are of these sources alone, bool[length]; None: nobody knows."""
+        """Flags of the rows that are of these sources alone, bool[length]; None: unknown."""
 
     def only(self, flags: RowFlags) -> contextlib.AbstractContextManager[None]:
         """Around passes over the flagged rows alone; over one row that counts as none without."""

@@ -64,7 +64,7 @@ def verify(envelope: Mapping[str, Any], public_keys: Iterable[str]) -> bytes:
 
 
 def content(envelope: Mapping[str, Any]) -> bytes:
-    """Return the payload of an envelope, whoever has signed it.
+    """Return the payload of an envelope; its signatures are not verified.
 
     Raises:
         GovernanceBroken: G102: it is no envelope.

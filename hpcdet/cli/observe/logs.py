@@ -13,8 +13,8 @@ from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.ids import called, id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.frame.times import moment
 from hpcdet.cli.observe import follow
-from hpcdet.cli.observe.observe import moment
 from hpcdet.errors import UsageError
 from hpcdet.read.lookup import find
 from hpcdet.read.views import logs, views

@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.ids import called, id_argument, ids_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
-from hpcdet.cli.frame.times import Seconds
+from hpcdet.cli.frame.times import Seconds, moment
 from hpcdet.cli.observe import follow, trial_table
 from hpcdet.errors import Unsuccessful, UsageError
 from hpcdet.read.experiment import series
@@ -135,24 +134,6 @@ def _sorted(rows: list[T], by: str) -> list[T]:
     nothing = [row for known, row in pairs if known in (None, "", "NaN")]
     ordered = [pair for pair in pairs if pair[0] not in (None, "", "NaN")]
     return [row for _, row in sorted(ordered, key=value, reverse=by.startswith("-"))] + nothing
-
-
-def moment(since: str) -> str:
-    """Convert ``7d``, ``12h``, ``30m``, ``45s`` (ago), a date or a time to ISO in UTC.
-
-    Raises:
-        UsageError: it is none of these.
-    """
-    unit = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}.get(since[-1:])
-    try:
-        if unit and since[:-1].replace(".", "", 1).isdigit():
-            at = datetime.now(UTC) - timedelta(**{unit: float(since[:-1])})
-        else:
-            at = datetime.fromisoformat(since).astimezone(UTC)
-    except (ValueError, OverflowError) as error:
-        hint = "write 7d, 12h, 30m, or 2026-11-21"
-        raise UsageError(f"{since!r} is no time", hint=hint) from error
-    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 @click.command("status", short_help="One screen: state, trials, best value, health.")

@@ -14,7 +14,7 @@ Probe = Callable[[Callable[[Any], torch.Tensor], Any], Any]
 
 
 class GovernedBatch:
-    """What ``with context.governance.batch(...) as batch`` gives.
+    """The batch of ``with context.governance.batch(...) as batch``.
 
     Attributes:
         findings: of the probe, if there was one.

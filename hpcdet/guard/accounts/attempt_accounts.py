@@ -1,4 +1,4 @@
-"""What all ranks do for the ledger of their attempt: rank 0 has it, the others agree."""
+"""The ledger of an attempt on all its ranks: rank 0 writes it, the others agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint and its ledger say of each other: digests, and the record between them."""
+"""References between a checkpoint and its ledger: digests, and the record between them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def state_root(state: Any) -> str:
 
 
 def digest_of(summary: Mapping[str, Any]) -> str:
-    """Digest of what a manifest says of governance, without its own signature."""
+    """Digest of a manifest's block of governance, without its own signature."""
     plain = {name: value for name, value in summary.items() if name != "seal"}
     return f"sha256:{hashlib.sha256(files.canonical(plain)).hexdigest()}"
 
@@ -35,7 +35,7 @@ def head_of(manifest: Manifest) -> LedgerHead | None:
 
 
 def settled(earlier: Sequence[AttemptLedger], head: LedgerHead) -> LedgerHead:
-    """Return the last record behind a checkpoint's that says of no training."""
+    """Return the last record behind a checkpoint's before training goes on."""
     ledger = next((one for one in earlier if one.attempt == head.attempt), None)
     if ledger is None or ledger.hashes[head.seq : head.seq + 1] != (head.hash,):
         return head

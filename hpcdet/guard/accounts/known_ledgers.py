@@ -71,7 +71,7 @@ def known_by_ledgers(
 
 
 def undone(manifest: Manifest, ledgers: Sequence[AttemptLedger]) -> Check:
-    """What an attempt undoes that goes on from a checkpoint: its ledger says so."""
+    """Return the check that records which training an attempt undoes as it goes on."""
     head = head_of(manifest)
     accepts = None if head is None else settled(ledgers, head)
     lost = lost_by(ledgers, accepts)

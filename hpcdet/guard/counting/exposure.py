@@ -44,7 +44,7 @@ class Exposure:
         self.dropped += other.dropped
 
     def without(self, other: Exposure) -> Exposure:
-        """What is counted here beside what another one has counted."""
+        """Return the counts less those of another one."""
         found = Exposure()
         found.rows.update(self.rows)
         found.rows.subtract(other.rows)

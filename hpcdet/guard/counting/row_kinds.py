@@ -36,7 +36,7 @@ class RowKinds:
         return len(self.names)
 
     def sources(self, codes: Codes) -> RowSources:
-        """The sources of rows of these kinds, of which those of the last are nobody's."""
+        """The sources of rows of these kinds; rows of the last kind have none."""
         members = [frozenset(name.split(MIX)) for name in self.names]
         return RowSources([*members, frozenset()], codes)
 

@@ -138,7 +138,7 @@ class ActiveChains:
         return found
 
     def least(self, exposure: Exposure, *, known: bool) -> float:
-        """What ``coverage.min`` bounds: the least of all layers, or that of all rows, in [0, 1].
+        """The coverage that ``coverage.min`` bounds, in [0, 1]: of the least layer, or of all rows.
 
         1 before anything was trained, and 0 where the history of the weights is not known.
         """

@@ -99,7 +99,7 @@ def forget_denied(guard: Guard, before: CompiledPolicy) -> list[Check]:
 
 
 def _refuse_revived(now: PolicyInEffect, place: int, dropped: Mapping[str, str]) -> None:
-    """Refuse that a source which had ended trains again although nobody has changed anything."""
+    """Refuse training on a source that had ended and that no change has brought back."""
     then = {one.id: one for one in now.history[place].sources}
     newest = {one.id: one for one in now.history[-1].sources}
     for name, why in dropped.items():

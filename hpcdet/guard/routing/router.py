@@ -223,7 +223,7 @@ class Router:
             yield
 
     def evaluated(self, sources: RowSources | None) -> contextlib.AbstractContextManager[None]:
-        """Around passes of rows from which nothing learns; None: nobody knows their sources."""
+        """Context of passes that train nothing; ``sources`` None: those of the rows are unknown."""
         nothing = np.zeros((0, 0))
         return self._as(_UnderWay(None, nothing, torch.device("cpu"), sources))
 
@@ -244,7 +244,7 @@ class Router:
     # -- lanes (hpcdet.data.source_lanes) ----------------------------------------------------
 
     def rows_of(self, sources: frozenset[str], length: int) -> RowFlags | None:
-        """Which of ``length`` rows are of these sources alone; None where nobody knows.
+        """Flags of those of ``length`` rows that are of these sources alone; None if unknown.
 
         Raises:
             PolicyRefused: ``length`` is no multiple of the rows under way (P12).

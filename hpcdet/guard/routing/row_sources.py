@@ -35,7 +35,7 @@ class RowSources:
         return found if found.ndim == 1 else np.atleast_1d(found.all(axis=1))
 
     def only(self, flags: RowFlags) -> RowSources:
-        """The flagged rows alone; one of nobody where none is flagged."""
+        """The flagged rows alone; where none is flagged, one row without sources."""
         if flags.any():
             return RowSources(self.members, self.codes[flags])
         return RowSources([frozenset()], np.zeros(1, dtype=np.int64))

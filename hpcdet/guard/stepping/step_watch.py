@@ -1,4 +1,4 @@
-"""Steps of optimizers that nothing accounts for: refused, whoever takes them."""
+"""Steps of optimizers that nothing accounts for: refused."""
 
 from __future__ import annotations
 

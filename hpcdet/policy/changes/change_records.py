@@ -40,7 +40,7 @@ Act = Literal["change", "revoke", "override"]
 
 @dataclass(frozen=True)
 class PolicyChange:
-    """What a record says.
+    """The statement of a record.
 
     Attributes:
         number: of its file, from 1.
@@ -150,7 +150,7 @@ def read_file(path: Path) -> ChangeFile:
 
 
 def change_of(envelope: Mapping[str, Any], run: str) -> PolicyChange:
-    """Return what a record says, which the run key has signed.
+    """Return the statement of a record that the run key has signed.
 
     Args:
         run: public run key; "": it is not known here, and the one that the record names counts.
@@ -221,7 +221,7 @@ def _predicate(payload: bytes) -> dict[str, Any]:
 
 
 def _build(kind: type[Any], payload: bytes) -> Any:
-    """What a payload says; whoever calls compares it with the payload, byte for byte."""
+    """Build a statement from a payload; the caller compares it with the payload's bytes."""
     try:
         return typed_fields.build(kind, _predicate(payload))
     except (TypeError, ValueError, RecursionError) as error:

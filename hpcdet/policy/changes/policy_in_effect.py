@@ -80,7 +80,7 @@ class PolicyInEffect:
         return None
 
     def since(self, made: int, dropped: Mapping[str, str]) -> list[Mapping[str, Any]]:
-        """What has changed since: ``acts`` behind the first ones, and what has ended by itself.
+        """Return the changes since: later ``acts``, and sources that have ended by themselves.
 
         Args:
             made: how many acts there were; ``dropped``: what had ended.

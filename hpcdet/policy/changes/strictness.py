@@ -39,7 +39,7 @@ def rule_changes(before: CompiledPolicy, after: CompiledPolicy) -> list[RuleChan
 
 
 def fixed_difference(before: CompiledPolicy, after: CompiledPolicy) -> str:
-    """What differs that holds as long as an experiment lives; "" if nothing does.
+    """Return a difference that no change of policy may make, in words; "" if there is none.
 
     Layers and sources are the axes of what was counted so far. Twins, requirements of nodes and
     gates of the search were acted on at submission.
@@ -116,12 +116,12 @@ def _end(agreement: UseAgreement) -> str:
 
 
 def _order(before: Any, after: Any) -> Kind:
-    """Of a rule that allows less the larger it is."""
+    """Kind of a change of a number that allows less the larger it is."""
     return "same" if before == after else "tighten" if after > before else "loosen"
 
 
 def _sets(before: set[str], after: set[str]) -> Kind:
-    """Of demands: more of them allow less."""
+    """Kind of a change of demands: more of them allow less."""
     if before == after:
         return "same"
     return "tighten" if before < after else "loosen" if after < before else "mixed"

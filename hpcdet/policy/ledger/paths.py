@@ -59,7 +59,7 @@ def lost_between(old: LedgerPath, new: LedgerPath) -> Lost:
 
 
 def opened(ledger: AttemptLedger) -> LedgerHead | None:
-    """Return what an attempt says that it accepts.
+    """Return the head that an attempt accepts of the one before it; None: it has none.
 
     Raises:
         GovernanceBroken: G104: its ledger does not begin as one, or is another attempt's.

@@ -48,7 +48,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a certificate says: whose key signs an experiment's ledgers, and when.
+    """The statement of a certificate: the key that signs an experiment's ledgers, and when.
 
     Attributes:
         key: Ed25519 public key, 64 hex digits.

@@ -111,7 +111,7 @@ def refuse_incomplete(policy: CompiledPolicy, folder: Path) -> None:
 
 
 def _lack(source: DataSource, trust: list[str], folder: Path) -> str:
-    """Return why a source's chain is not complete, as far as can be told without its data."""
+    """Return why a source's chain is incomplete, without reading its data; "" if it is not."""
     assert source.chain is not None
     if source.manifest is None:
         return "the policy names no manifest of what was admitted"

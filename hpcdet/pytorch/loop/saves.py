@@ -272,7 +272,7 @@ class Saves:
         return prints.take(parameters, optimizers, generators, when=measured)
 
     def _compare_fingerprints(self, loaded: LoadedState) -> list[Check]:
-        """Compare what was put back with what the checkpoint says of it."""
+        """Compare the restored state with the fingerprints in its checkpoint."""
         prints = self._context.core.governance.fingerprints
         assert prints is not None
         private = loaded.private or {}

@@ -52,6 +52,18 @@ def changes(gathered: Gathered, *, pending: bool = True) -> list[Change]:
     return [found[key] for key in sorted(found)]
 
 
+def labels(gathered: Gathered) -> list[str]:
+    """Return the config's labels with the later changes of ``hpcdet tag``."""
+    found = dict.fromkeys(str(label) for label in gathered.config.labels)
+    for _, command in gathered.commands:
+        if command.verb == "tag":
+            for label in command.arguments.get("add", []):
+                found[label] = None
+            for label in command.arguments.get("rm", []):
+                found.pop(label, None)
+    return list(found)
+
+
 def effective(gathered: Gathered, *, pending: bool = True) -> Resolved:
     """Return the config with these changes merged."""
     found = changes(gathered, pending=pending)

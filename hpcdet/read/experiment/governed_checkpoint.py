@@ -1,4 +1,4 @@
-"""What a checkpoint records of the policy it was made under, from its manifest alone."""
+"""The record of its policy in a checkpoint, from the manifest alone."""
 
 from __future__ import annotations
 

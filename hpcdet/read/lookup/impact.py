@@ -1,4 +1,4 @@
-"""What a source of data has reached: checkpoints, the layers in them, and who began from them."""
+"""Reach of a source of data: checkpoints, the layers in them, and their heirs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ImpactView:
 
 @dataclass(frozen=True)
 class Impact:
-    """The trials that a source has reached, and what could not be told, a line each."""
+    """The trials that a source has reached, and a warning for each that could not be read."""
 
     items: list[ImpactView]
     warnings: list[str]

@@ -270,7 +270,7 @@ def _nodes(attempt: GatheredAttempt, policy: CompiledPolicy) -> GovernedNodesVie
 def _twins(
     trial: GatheredTrial, policy: CompiledPolicy, until: float
 ) -> dict[str, TwinEvidence] | None:
-    """What the last validation up to a step has shown of twins."""
+    """The evidence of twins in the last validation up to a step."""
     from hpcdet.read.experiment import series
 
     rules = policy.memorization

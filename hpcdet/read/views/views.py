@@ -262,7 +262,7 @@ def brief(source: Source) -> ExperimentView:
         done=sum(states.trial_state(t, over) in states.ENDED for t in gathered.trials),
         created=_created(gathered),
         user=str(gathered.provenance.get("user", "")),
-        labels=labels(gathered),
+        labels=changes.labels(gathered),
         path=str(gathered.paths.root),
     )
 
@@ -311,7 +311,7 @@ def status(source: Source) -> StatusView:
         workers=sum(worker.end is None for worker in gathered.workers),
         paused_bytes=_paused_bytes(gathered, rows),
         max_paused_bytes=gathered.config.checkpoint_storage.max_paused_bytes,
-        labels=labels(gathered),
+        labels=changes.labels(gathered),
         path=str(gathered.paths.root),
         spent=costs.spent(gathered),
         purged=purged(gathered),
@@ -384,19 +384,6 @@ def jobs(source: Source) -> list[JobView]:
         for job in gathered.jobs
         for sent in [job.submitted or Submitted("")]
     ]
-
-
-def labels(source: Source) -> list[str]:
-    """Return the config's labels with the later changes of ``hpcdet tag``."""
-    gathered = gather(source)
-    found = dict.fromkeys(str(label) for label in gathered.config.labels)
-    for _, command in gathered.commands:
-        if command.verb == "tag":
-            for label in command.arguments.get("add", []):
-                found[label] = None
-            for label in command.arguments.get("rm", []):
-                found.pop(label, None)
-    return list(found)
 
 
 def _created(gathered: Gathered) -> str:
