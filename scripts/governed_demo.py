@@ -2,7 +2,8 @@
 
 Prints which source reached which layer: what was counted, and what was measured on live batches,
 with routing and without. Exit code 0 only if each denied pair of source and layer was measured as
-exactly 0, the same pair is not 0 without routing, and the killed run came back by itself.
+exactly 0, the same pair is not 0 without routing, all data came from complete provenance chains,
+and the killed run came back by itself.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ def _problems(trial: dict[str, Any]) -> list[str]:
     found = []
     if trial["violations"] != 0 or not trial["measured"]:
         found.append(f"{trial['violations']} violations in {len(trial['measured'])} probes")
+    if trial["coverage"] != [1.0] * len(trial["layers"]):
+        found.append(f"layers are covered by provenance chains to {trial['coverage']}")
     matrix = dict(zip(trial["sources"], trial["matrix"], strict=True))
     for probe in trial["measured"]:
         for source, on, off in zip(

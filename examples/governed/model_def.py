@@ -6,32 +6,39 @@ change what another one's teach.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from hpcdet import pytorch
 
+DATA = Path(__file__).parent / "data"
+SOURCES = ("public", "licensed", "restricted")
 VALIDATION = 360
-SHARES = {"public": 0.6, "licensed": 0.3, "restricted": 0.1}
 
 
-def digits() -> tuple[dict[str, TensorDataset], TensorDataset]:
-    """Images float32[n, 1, 8, 8] in 0 to 1 with labels, by source; and those for validation."""
+def dataset(rows: NDArray[np.float32]) -> TensorDataset:
+    """Images float32[n, 1, 8, 8] in 0 to 1 with their labels, from float32[n, label and pixels]."""
+    labels, pixels = rows[:, 0], rows[:, 1:]
+    images = torch.from_numpy(pixels.reshape(-1, 1, 8, 8) / 16)
+    return TensorDataset(images, torch.from_numpy(labels.astype(np.int64)))
+
+
+def source(name: str) -> TensorDataset:
+    """The images of a source; its manifest has the digest of the file."""
+    return dataset(np.loadtxt(DATA / name / "digits.csv", np.float32, delimiter=","))
+
+
+def validation() -> TensorDataset:
+    """Images that no source has."""
     pixels, labels = load_digits(return_X_y=True)
-    images = torch.from_numpy(pixels.reshape(-1, 1, 8, 8).astype(np.float32) / 16)
-    targets = torch.from_numpy(labels)
-    last = len(images) - VALIDATION
-    ends = np.cumsum([0, *(round(share * last) for share in SHARES.values())])
-    parts = {
-        name: TensorDataset(images[a:b], targets[a:b])
-        for name, a, b in zip(SHARES, ends[:-1], ends[1:], strict=True)
-    }
-    return parts, TensorDataset(images[last:], targets[last:])
+    return dataset(np.column_stack([labels, pixels]).astype(np.float32)[-VALIDATION:])
 
 
 class GovernedDigits(pytorch.PyTorchTrial):
@@ -50,17 +57,16 @@ class GovernedDigits(pytorch.PyTorchTrial):
         self.model = context.wrap_model(network)
         rate = context.get_hparam("learning_rate")
         self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=rate))
-        self.training_data, self.validation_data = digits()
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(
-            pytorch.Sourced(self.training_data),
+            pytorch.Sourced({name: source(name) for name in SOURCES}),
             batch_size=self.context.get_per_slot_batch_size(),
             shuffle=True,
         )
 
     def build_validation_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(self.validation_data, batch_size=120)
+        return pytorch.DataLoader(validation(), batch_size=120)
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
         images, labels = batch

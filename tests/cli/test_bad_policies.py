@@ -30,10 +30,9 @@ POLICY, CONFIG, MODEL = "policy.yaml", "governed.yaml", "model_def.py"
 def folder(tmp_path: Path) -> Path:
     """A governed experiment that nothing is wrong with."""
     found = tmp_path / "model"
-    found.mkdir(mode=0o700)
-    for name in (POLICY, CONFIG, MODEL):
-        shutil.copyfile(EXAMPLE / name, found / name)
-        (found / name).chmod(0o600)
+    shutil.copytree(EXAMPLE, found, ignore=shutil.ignore_patterns("__pycache__"))
+    for one in (found, *found.rglob("*")):
+        one.chmod(0o700 if one.is_dir() else 0o600)
     return found
 
 
@@ -60,9 +59,8 @@ def yesterday() -> str:
     return (datetime.datetime.now(datetime.UTC).date() - datetime.timedelta(1)).isoformat()
 
 
-RESTRICTED = "{id: restricted, labels: {license: DUA-9, class: restricted}}"
-AGREED = RESTRICTED[:-1] + ", agreement: {id: DUA-9, expires: EXPIRES}}"
-CHAINED = RESTRICTED[:-1] + f", chain: {{uri: gone.jsonl, head: 'sha256:{'0' * 64}'}}}}"
+RESTRICTED = "    labels: {license: DUA-9, class: restricted}\n"
+AGREED = RESTRICTED + "    agreement: {id: DUA-9, expires: EXPIRES}\n"
 HEAD = "- {id: head, match: '^head\\.', depth: 1.0}"
 
 ROWS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
@@ -115,13 +113,13 @@ ROWS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
         "agree anew with its owner",
     ),
     "chain that is not there": (
-        edited(RESTRICTED, CHAINED),
+        edited("uri: restricted.chain", "uri: gone.jsonl"),
         "P06: gone.jsonl of source 'restricted' is not in the model's folder",
         "gone.jsonl",
         "absolute path",
     ),
     "no source at all": (
-        edited("{id: public, labels: {license: CC0, class: open}}", "{}"),
+        edited("- id: public\n    labels:", "- labels:"),
         "'id' is missing",
         "sources.0",
         "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_the_search_of_a_governed_experiment_has_the_policys_gates() -> None:
         "mode": "hard",
         "origin": "policy",
     }
-    assert gates["gov.coverage"]["lower"] == 0.0
+    assert gates["gov.coverage"]["lower"] == 1.0
     assert found.origins["searcher.constraints"] == "policy"
     assert found.policy is not None
 
@@ -41,10 +42,10 @@ def test_the_search_of_a_governed_experiment_has_the_policys_gates() -> None:
 def test_what_nothing_enforces_is_refused_by_name(
     key: str, value: object, named: str, cli: Cli, tmp_path: Path
 ) -> None:
+    folder = tmp_path / "governed"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     policy = yaml.safe_load((EXAMPLE / "policy.yaml").read_text())
     policy[key] = value
-    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(policy))
-    for name in ("governed.yaml", "model_def.py"):
-        (tmp_path / name).write_text((EXAMPLE / name).read_text())
-    ran = cli("plan", tmp_path / "governed.yaml", "--site", "local", code=4)
+    (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
+    ran = cli("plan", folder / "governed.yaml", "--site", "local", code=4)
     assert named in ran.err and "does not enforce" in ran.err

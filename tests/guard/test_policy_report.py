@@ -12,6 +12,7 @@ import pytest
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.report import render
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import sealed_json
 from tests import ranks
 from tests.commands import Cli
 from tests.guard.test_governed import UNTIL, make, policy
@@ -55,9 +56,36 @@ def test_a_killed_trial_is_reported_with_its_rollback(cli: Cli, tmp_path: Path) 
     assert "It records permission and exposure, not influence." in text
     assert "checks of attempt 2: G101 passed" in text and "rollback: attempt 2" in text
     assert all(len(line) <= 80 for line in text.splitlines())
+    assert "{" not in text and "[" not in text  # JSON is for -o json
+    observed = item["recorded"]["entropy"]["observed"]
+    [line] = [one for one in text.splitlines() if one.strip().startswith("of sources")]
+    assert line.split()[2:] == [f"{one:.3f}" for one in observed]
+    assert f"hash {item['recorded']['ledger']['hash'][:12]}…" in text.replace("\n    ", " ")
+    assert "random numbers: digests of 2 ranks" in text and "lr, " in text
     page = render(gather(ExperimentPaths(folder)), 1e9)
     assert "Statement of nodes: none required" in page and "early stopping" in page
     assert 'id="governance"' in page and f"{7 - lost['to']} steps were lost" in page
+
+
+def test_what_is_recorded_in_another_form_is_printed_as_it_is(cli: Cli) -> None:
+    """A checkpoint says of itself what it wants: the report neither fails nor believes it."""
+    folder = cli.root / "strange-1111"
+    trial = make(folder, 1, policy(), until=2)
+    assert ranks.run(trial, 1).verdict() is not None
+    odd: dict[str, Any] = {
+        "spectral": {"layers": {"low": "\x1b[31m"}, "outside": [3]},
+        "entropy": {"observed": [1], "expected": 7},
+        **dict.fromkeys(("ledger", "root", "seal", "optimizer", "options"), 5),
+        **{key: {"a": ["\x1b[31m"]} for key in ("generators", "software", "conformance")},
+        "other": ["x" * 500],
+    }
+    [path] = trial.checkpoints.glob("00000002.g1/MANIFEST.json")
+    raw = json.loads(path.read_text())
+    raw["meta"]["governance"] |= odd
+    path.write_bytes(sealed_json.text(sealed_json.sealed(raw)))
+    text = cli("policy", "report", "strange-1111").out
+    assert "ledger: 5" in text and "out of their band: 3" in text and "x" * 70 in text
+    assert "\x1b" not in text and "planned" not in text
 
 
 def test_without_a_policy_there_is_nothing_to_report(cli: Cli) -> None:

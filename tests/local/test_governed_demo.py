@@ -7,9 +7,12 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from tests import TOP
+from tests.commands import Cli
 
 pytestmark = pytest.mark.xdist_group("demo")
 
@@ -23,10 +26,27 @@ def test_the_governed_demo_shows_which_source_reached_which_layer() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ASSURANCE STATE_CLEAN" in done.stdout
+    [covered] = [line for line in done.stdout.splitlines() if "(covered)" in line]
+    assert covered.split()[1:] == ["1.000"] * 3
+    assert done.stdout.count(": active") == 3  # chains
     assert max(map(len, done.stdout.splitlines())) <= 80
     page = (TOP / "report.html").read_text()
     assert 'id="governance"' in page
     assert "permitted and exposed to learn from" in page
+
+
+def test_the_data_of_the_example_are_those_of_its_chains(cli: Cli) -> None:
+    """All of each file; and they are the digits that are trained without a policy, too."""
+    example = TOP / "examples" / "governed"
+    policy, rows = example / "policy.yaml", []
+    for name in ("public", "licensed", "restricted"):
+        listed = example / f"{name}.manifest.json"
+        cli("data", "verify", listed, "--deep", "--policy", policy)
+        cli("data", "verify", example / f"{name}.chain", "--manifest", listed, "--policy", policy)
+        rows.append(np.loadtxt(example / "data" / name / "digits.csv", delimiter=","))
+    pixels, labels = load_digits(return_X_y=True)
+    trained = np.column_stack([labels, pixels])[:-360]
+    np.testing.assert_array_equal(np.concatenate(rows), trained)
 
 
 def test_what_it_promises_is_looked_for() -> None:
@@ -41,6 +61,7 @@ def test_what_it_promises_is_looked_for() -> None:
             {"sources": ["a", "b"], "layers": ["low"], "routed": [[1.0], [0.0]],
              "unrouted": [[1.0], [2.0]]}
         ],
+        "coverage": [1.0],
         "rollbacks": [],
         "checks": [{"code": "G116", "outcome": "passed"}, {"code": "G117", "outcome": "unknown"}],
     }  # fmt: skip
@@ -50,6 +71,8 @@ def test_what_it_promises_is_looked_for() -> None:
     changes: list[dict[str, Any]] = [
         {"violations": 1},
         {"measured": []},
+        {"coverage": [0.9]},
+        {"coverage": [None]},
         {"measured": leak},
         {"measured": off},
         {"checks": []},
