@@ -33,10 +33,7 @@ def lanes_reach_no_row(probe: Probe) -> None:
     Raises:
         PolicyRefused: they do not (P11).
     """
-    for lane, place, users in _lanes(probe):
-        tried = _mixed(probe, users)
-        if tried is None:
-            continue
+    for lane, place, users, tried in _lanes(probe):
         before, flags = _run(tried), np.isin(tried.codes, users)
         steady = _same(tried, flags, before, _run(tried))
         with _changed(tried, place):
@@ -52,10 +49,7 @@ def lanes_reach_no_trunk(probe: Probe) -> None:
     Raises:
         PolicyRefused: they do not (P11).
     """
-    for lane, place, users in _lanes(probe):
-        tried = _mixed(probe, users)
-        if tried is None:
-            continue
+    for lane, place, users, tried in _lanes(probe):
         apart = _apart(tried, users)
         before = _run(tried)
         exactly = _gradients_differ(tried, apart, before, _run(tried), exactly=True) is None
@@ -82,12 +76,17 @@ def _reached(lane: str, what: str) -> PolicyRefused:
     )
 
 
-def _lanes(probe: Probe) -> Iterator[tuple[str, int, Codes]]:
-    """Lanes of the policy: name, place, and the kinds of rows that may change them."""
+def _lanes(probe: Probe) -> Iterator[tuple[str, int, Codes, Probe]]:
+    """Lanes of the policy that have rows of others beside their own.
+
+    Yields:
+        The name and place of a lane, the kinds of rows that may change it, and a probe of both.
+    """
     for place in sorted(probe.lanes):
         users = np.flatnonzero(probe.weights[: len(probe.names), place] > 0)
-        if len(users):
-            yield probe.router.layers[place], place, users
+        tried = _mixed(probe, users) if len(users) else None
+        if tried is not None:
+            yield probe.router.layers[place], place, users, tried
 
 
 def _mixed(probe: Probe, users: Codes) -> Probe | None:
