@@ -6,8 +6,9 @@ source; and gradients per sample (``torch.func.vmap``), masked and added up. Eac
 half of the layers, and each layer denies one source at least; or, weighted, half of each gradient,
 so that no row is left out. All kinds take turns.
 
-Beside steps: what a checkpoint measures of weights and optimizers, against the time between two
-checkpoints, and all checks of a resume, with and without the digests of optimizers.
+Beside steps: counting rows and writing the ledger of a trial that takes plain steps, together with
+what a checkpoint measures of weights and optimizers, by its share of the time between two
+checkpoints; that alone; and all checks of a resume, with and without the digests of optimizers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import contextlib
 import copy
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +36,7 @@ from torch.nn import functional  # noqa: E402
 
 from hpcdet.data.sample_order import Order, shuffled  # noqa: E402
 from hpcdet.data.sourced import SourceTable  # noqa: E402
+from hpcdet.guard.accounts.trial_ledger import TrialLedger  # noqa: E402
 from hpcdet.guard.guard import Guard  # noqa: E402
 from hpcdet.guard.resume.fingerprints import Fingerprints  # noqa: E402
 from hpcdet.guard.resume.governance_state import GovernanceState  # noqa: E402
@@ -41,6 +44,7 @@ from hpcdet.guard.routing import modules, oracle  # noqa: E402
 from hpcdet.guard.routing.layer_map import LayerMap  # noqa: E402
 from hpcdet.guard.routing.router import Router  # noqa: E402
 from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup  # noqa: E402
+from hpcdet.process.location import AttemptLocation  # noqa: E402
 
 GOALS = {
     "routed": {"mlp": 1.05, "cnn": 1.05, "transformer": 1.10},
@@ -49,6 +53,7 @@ GOALS = {
 SOURCES = (3, 8)
 LAYERS = 4
 ROUNDS = 15
+STEPS = 20  # of a round, each accounted for
 EVERY_S = 600.0  # between two checkpoints
 MEASURED = 0.01  # of it
 CHECKED_S = 2.0
@@ -228,16 +233,67 @@ class Resumed:
         block = self.block if digests else {**self.block, "optimizer": None}
         self.prints.compare(block, self.parameters, states, None, inherited=False)
 
+    def accounted(self, folder: Path, step: Callable[[], None], rounds: int) -> tuple[float, float]:
+        """Medians of rounds of steps, each accounted for: ms of a step, and accounting's share.
 
-def resumed(name: str, sources: int, rounds: int) -> list[results.Row]:
-    """Rows of what a checkpoint and a resume of a model cost."""
+        In time of this thread's processor, of an attempt as old as its checkpoints are apart: in
+        its first seconds a ledger has more records.
+        """
+        ledger = TrialLedger(self.guard, AttemptLocation.of(folder, 1, 1), (), None)
+        ledger.begin(0, 0, accepts=None, parent=None)
+        ledger._began -= EVERY_S
+        parts = self.order.slices(0, 0, 1)
+        batches = records = 0
+        plain: list[float] = []
+        shares: list[float] = []
+        for _ in range(rounds):
+            of_steps = of_accounts = 0.0
+            for _ in range(STEPS):
+                part = next(parts)
+                whole, begin = part.whole, time.thread_time()
+                step()
+                of_steps += time.thread_time() - begin
+                begin = time.thread_time()
+                self.guard.begin(whole)
+                self.guard.end()
+                batches, records = batches + 1, records + part.records
+                ledger.stepped(batches, records)
+                of_accounts += time.thread_time() - begin
+            plain.append(1000 * of_steps / STEPS)
+            shares.append(of_accounts / of_steps)
+        ledger.close()
+        return statistics.median(plain), statistics.median(shares)
+
+
+def accounts(one: Resumed, what: str, step: Callable[[], None], rounds: int) -> results.Row:
+    """The row of ledger and measures, by their share of plain steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        plain, share = one.accounted(Path(folder) / "EXP", step, rounds)
+    share += statistics.median(timed(one.take) for _ in range(rounds)) / (1000 * EVERY_S)
+    return {
+        "what": f"{what}, ledger and measures",
+        "unit": "ms",
+        "ours": round(share * plain, 4),
+        "peer": round(plain, 3),
+        "peer_name": "the plain model",
+        "ratio": round(share, 5),
+        "goal": MEASURED,
+        "met": share <= MEASURED,
+        "runs": rounds,
+        "least_ours": None,
+        "least_peer": None,
+    }
+
+
+def resumed(name: str, sources: int, plain: Callable[[], None], rounds: int) -> list[results.Row]:
+    """Rows of what accounts, a checkpoint and a resume of a model cost."""
     one = Resumed(name, sources)
     kinds: dict[str, tuple[Callable[[], object], float, float]] = {
         "measures of a checkpoint": (one.take, 1000 * EVERY_S, MEASURED),
         "checks of a resume": (lambda: one.checks(digests=False), 1000 * CHECKED_S, 1.0),
         "checks, with digests of Adam": (one.checks, 1000 * CHECKED_S, 1.0),
     }
-    rows = []
+    rows = [accounts(one, f"{name}, {sources} sources", plain, rounds)]
     for kind, (call, peer, goal) in kinds.items():
         call()
         times = [timed(call) for _ in range(rounds)]
@@ -285,12 +341,12 @@ def main() -> int:
                         continue
                     times[kind].append(timed(step))
             rows += [row(name, sources, kind, times) for kind in steps if kind != "plain"]
-            rows += resumed(name, sources, 1 if given.quick else given.rounds)
+            rows += resumed(name, sources, steps["plain"], 1 if given.quick else given.rounds)
     for one in rows:
         peer = one["peer_name"][:9]
         print(
             f"{one['what']:<48}{one['ours']:>10.2f} ms{one['peer']:>10.2f} ms {peer}"
-            f"{one['ratio']:>8.2f}   {one['goal'] or ''}"
+            f"{one['ratio']:>8.4g}   {one['goal'] or ''}"
         )
     results.write("governance", rows)
     return int(not given.quick and any(one["met"] is False for one in rows))
