@@ -338,7 +338,7 @@ class Guard:
             PolicyRefused: gradients of before the last step are still there (P15).
         """
         rows = self._rows
-        self.optimizers.refuse_kept()
+        self.optimizers.before_pass()
         if self._uncounted is not None:
             self.exposure.add(self.kinds, self._uncounted)
             self._uncounted = None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
+from hpcdet.guard.routing.governed_models import GovernedModels
 from hpcdet.guard.routing.layer_map import LayerMap
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import LayerGroup
+from tests.guard.test_governed import policy
 
 LOW, HIGH = LayerGroup("low", r"^0\."), LayerGroup("high", r"^[12]\.")
 
@@ -57,3 +61,21 @@ def test_the_digest_knows_names_shapes_types_ties_and_layers() -> None:
     for one in others:
         with pytest.raises(GovernanceBroken, match="G109"):
             base.check(one.encode())
+
+
+def test_a_tied_parameter_that_no_source_may_change_everywhere_is_p05() -> None:
+    """Each layer learns from a source, and the minimum over both is 0 for all."""
+    emb, head, rest = LayerGroup("emb", "^emb"), LayerGroup("head", "^head"), LayerGroup("r", "^$")
+    apart = policy(((1, 0, 1), (0, 1, 1), (0, 1, 1)), layers=(emb, head, rest))
+    with pytest.raises(PolicyRefused, match=r"P05: emb\.weight and head\.weight.*emb and head"):
+        GovernedModels(apart).take(Tied())
+    GovernedModels(policy(((1, 0, 1), (0, 1, 1), (0.1, 1, 1)), layers=apart.layers)).take(Tied())
+    frozen = (emb, dataclasses.replace(head, frozen=True), rest)
+    GovernedModels(dataclasses.replace(apart, layers=frozen)).take(Tied())
+    untied = Tied()
+    untied.head.weight = nn.Parameter(torch.zeros(5, 4))
+    GovernedModels(apart).take(untied)
+    # nobody may change anything of a source that is dropped: the trial goes on without it
+    GovernedModels(dataclasses.replace(apart, matrix=((1, 0, 1), (0, 1, 1), (0, 0, 0)))).take(
+        Tied()
+    )

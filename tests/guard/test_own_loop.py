@@ -86,7 +86,7 @@ def test_steps_are_those_of_one_backward_per_source(
     np.testing.assert_array_equal(shared["governance"]["E"][1], np.array([0, 1, 1]) * rows["b"])
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("every", [1, 2, 8])  # 8: killed before the first step of all
 def test_killed_and_resumed_it_ends_with_the_same_bits(every: int, tmp_path: Path) -> None:
     hparams = {"drop": 0.3, "clip": 0.1, "every": every, "save_every": 3, "options": {"lr": 0.01}}
     once, often = (loop(tmp_path / n, 2, policy(), hparams) for n in ("once", "often"))
@@ -108,6 +108,18 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(every: int, tmp_path: Pat
     assert validations and all(one["metrics"]["gov.admission"] == 1.0 for one in validations)
     probes = [line for line in attempt.lines() if line.get("event") == "probe"]
     assert probes and probes[0]["on"][1][0] == 0 < probes[0]["off"][1][0]
+
+
+def test_a_step_that_a_scaler_leaves_out_is_recorded_as_none(tmp_path: Path) -> None:
+    script = SCRIPT.replace("scaler.scale(loss)", "scaler.scale(loss / (step != 2))")
+    trial = loop(tmp_path / "EXP", 1, policy(), {**SGD, "scaler": True}, script=script)
+    ended(trial, 1)
+    [attempt] = trial.attempts()
+    ledger = records.read(attempt.number, attempt.ledger)
+    assert ledger is not None
+    counted = [one.body for one in ledger.records if one.type == "step_batch"]
+    assert [step for body in counted for step in body["skipped"]] == [3]
+    assert counted[-1]["steps"][1] == UNTIL
 
 
 STRAY = (

@@ -65,12 +65,12 @@ class GovernanceContext:
         decided = decide(experiment, named, session.peers, chief=session.ranks.chief)
         policy, ended = decided.policy, decided.ended
         found = _provenance(session, policy, experiment.code, named.data, ended)
-        self.guard = guard = Guard(policy, session.device, session.peers.allgather)
+        self.guard = Guard(policy, session.device, session.peers.allgather)
         self.state = GovernanceState(self.guard, ActiveChains(policy, found, ended), decided)
         ranks, gather = session.ranks, session.peers.allgather
         self.fingerprints = Fingerprints(self.guard, ranks.rank, ranks.world, gather)
         self.accounts = AttemptAccounts(self.guard, session, named)
-        self._watch = StepWatch(self._refuse_step, lambda: guard.optimizers.stepping)
+        self._watch = StepWatch(self._refuse_step, self.guard.optimizers.accounted)
 
     def _refuse_step(self) -> None:
         self._session.refuse_ungoverned()

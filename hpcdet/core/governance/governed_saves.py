@@ -28,7 +28,6 @@ class AccountedGovernance(GovernanceContext):
         super().__init__(session)
         self._loaded: LoadedState | None = None
         self._ready = False
-        self._skipped = False  # a scaler has left out a step
 
     def restored(self, loaded: LoadedState) -> None:
         """The loop goes on from a checkpoint; it is verified once the weights are put back.
@@ -148,8 +147,7 @@ class AccountedGovernance(GovernanceContext):
         if self.guard is None or not self._session.governed:
             return metrics
         if self._ready and self.accounts is not None:
-            self.accounts.stepped(self._units(step), skipped=self._skipped)
-            self._skipped = False
+            self.accounts.stepped(self._units(step))
         if group != "validation":
             return metrics
         metrics = {**metrics, **self.metrics()}

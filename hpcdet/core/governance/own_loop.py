@@ -41,7 +41,6 @@ class LoopGovernance(AccountedGovernance):
         super().__init__(session)
         self._batches = 0  # of this attempt
         self._batch: GovernedBatch | None = None
-        self._scales: dict[int, float] = {}
 
     def model(self, model: M) -> M:
         """Route the gradients of a model that learns, in place, before anything wraps it.
@@ -197,27 +196,21 @@ class LoopGovernance(AccountedGovernance):
         if self.guard is not None:
             self._session.refuse_ungoverned()
             self.guard.optimizers.adopt(optimizer)
-            stepping = self.guard.optimizers.step(optimizer, zeroes=True)
+            stepping = self.guard.optimizers.step(optimizer, zeroes=True, scaler=scaler)
         with stepping:
             if clip_grads is not None:
                 if scaler is not None:
-                    scaler.unscale_(optimizer)
+                    with contextlib.suppress(RuntimeError):  # the code has done it already
+                        scaler.unscale_(optimizer)
                 if self.guard is not None:
                     self.guard.optimizers.clip(optimizer, clip_grads)
                 else:
                     clip_grads([one for group in optimizer.param_groups for one in group["params"]])
             if scaler is not None:
-                self._notice(scaler)
                 scaler.step(optimizer)
             else:
                 optimizer.step()
         optimizer.zero_grad()
-
-    def _notice(self, scaler: Any) -> None:
-        """Notice, a step later, by its scale that a scaler has left a step out."""
-        scale = scaler.get_scale()
-        self._skipped |= scale < self._scales.get(id(scaler), 0.0)
-        self._scales[id(scaler)] = scale
 
     # -- probes ------------------------------------------------------------------------------
 

@@ -149,16 +149,13 @@ class AttemptAccounts:
             kind = "revoke" if act["act"] in ("revoke", "drop") else "policy_change"
             self.ledger.append(kind, **act)
 
-    def stepped(self, units: Units, *, skipped: bool = False) -> None:
-        """A batch was trained.
-
-        Args:
-            skipped: a scaler has left the step out.
-        """
+    def stepped(self, units: Units) -> None:
+        """A batch was trained; a scaler may have left its step out."""
         if self.ledger is not None:
-            if skipped:
+            if self._guard.optimizers.skipped:
                 self.ledger.skipped(units.batches)
             self.ledger.stepped(units.batches, units.records)
+        self._guard.optimizers.skipped = False
 
     def checkpointed(
         self, step: int, state: Mapping[str, Any], summary: dict[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import numpy as np
@@ -41,10 +42,11 @@ class GovernedModels:
         """Route a model that learns, before anything wraps it.
 
         Raises:
-            PolicyRefused: its parameters are not each in one layer, it cannot be routed, or rows
-                use a lane that is not theirs.
+            PolicyRefused: its parameters are not each in one layer, a tied one learns from nothing
+                (P05), it cannot be routed, or rows use a lane that is not theirs.
         """
         found = LayerMap.of(model, self._policy.layers)
+        found.refuse_starved(self._policy)
         for name, groups in zip(found.layers, found.groups, strict=True):
             if self.router.place(name) == len(self._groups):
                 self._groups.append(groups)
@@ -85,6 +87,17 @@ class GovernedModels:
         return frozenset(
             place for place, groups in enumerate(self._groups) if any(of_policy[n] for n in groups)
         )
+
+    def digest(self, optimizer: torch.optim.Optimizer) -> str:
+        """The digest of the names of the parameters that an optimizer steps."""
+        own = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        names = [
+            f"{number}.{name}"
+            for number, model in enumerate(self.models)
+            for name, one in model.named_parameters()
+            if id(one) in own
+        ]
+        return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
 
     def layer(self, parameter: torch.Tensor) -> int:
         """The place of a parameter's layer, also where sharding has replaced the parameter since.

@@ -14,7 +14,7 @@ import torch
 from torch.nn.parameter import UninitializedParameter
 
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
-from hpcdet.policy.compiled import LayerGroup, Matrix
+from hpcdet.policy.compiled import CompiledPolicy, LayerGroup, Matrix
 
 _JOIN = "+"
 
@@ -80,6 +80,32 @@ class LayerMap:
     def weights(self, matrix: Matrix) -> Matrix:
         """The weights of this map's layers from those of the policy's, float64[rows, layers]."""
         return np.stack([matrix[:, list(one)].min(axis=1) for one in self.groups], axis=1)
+
+    def refuse_starved(self, policy: CompiledPolicy) -> None:
+        """See that some source may change each tied parameter, unless a layer of it is frozen.
+
+        Of a source that was dropped since (its weights are 0 everywhere) nobody asks any more.
+
+        Raises:
+            PolicyRefused: none may change all layers that one is in (P05).
+        """
+        matrix = policy.weights()
+        if not matrix.any(axis=1).all():
+            return
+        weights = self.weights(matrix)
+        for one in self.parameters:
+            layers = [policy.layers[place] for place in self.groups[one.layer]]
+            tied = len(layers) > 1 and not any(layer.frozen for layer in layers)
+            if tied and not weights[:, one.layer].any():
+                raise PolicyRefused(
+                    "P05",
+                    f"{' and '.join(one.names)} are one parameter, in layers "
+                    f"{' and '.join(layer.id for layer in layers)}, and no source may change all "
+                    "of them: it would learn from nothing",
+                    where="layers",
+                    hint="let one `match` find all of its names, let a rule allow some source all "
+                    "of these layers, untie it, or set frozen: true",
+                )
 
     @property
     def digest(self) -> str:

@@ -27,6 +27,7 @@ class GovernedOptimizers:
         private_rows: ranks know their own rows only, so that shares are added up at a step.
         stepping: one of them steps, as its gradients are accounted for.
         nulls: how often a layer had no gradient at a step, since a ledger has last taken it down.
+        skipped: a scaler has left a step out, since a ledger has last taken it down.
     """
 
     def __init__(self, policy: CompiledPolicy, models: GovernedModels, gather: Gather) -> None:
@@ -37,7 +38,7 @@ class GovernedOptimizers:
         self._kept: set[int] = set()
         self._forgotten: list[int] = []  # by who is not watched yet
         self._began: Window | None = Window(0)  # of who was not named; None: it could not be told
-        self._stepped = self.stepping = False
+        self._stepped = self._taken = self.skipped = self.stepping = False
         self.private_rows = True
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
@@ -47,8 +48,9 @@ class GovernedOptimizers:
             PolicyRefused: it steps parameters of lanes and others together (P11).
         """
         lane_rules.refuse_together(self._policy, optimizer)
+        if not self._claim(optimizer):
+            self._windows.append(Window(len(self._models)))
         self.watched.append(optimizer)
-        self._windows.append(Window(len(self._models)))
 
     def resize(self) -> None:
         """Begin all windows again: there are more layers than before."""
@@ -58,54 +60,81 @@ class GovernedOptimizers:
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """Account for an optimizer that steps, with all passes since the training began.
 
-        Of windows that were loaded it gets the next that nobody has.
+        Of windows that were loaded it gets the one of its parameters.
 
         Raises:
             PolicyRefused: which passes since then are its own is unknown (P15).
         """
         if any(one is optimizer for one in self.watched):
             return
-        if len(self._windows) == len(self.watched):
+        if not self._claim(optimizer):
             if self._began is None:
-                raise PolicyRefused(
-                    "P15",
-                    "an optimizer steps for the first time after others have stepped and trained "
-                    "on: which passes its gradients are of is unknown",
-                    where="governance.step",
-                    hint="name it before: context.governance.optimizer(optimizer)",
-                )
-            self._windows.append(self._began.copy())
+                raise _unknown("others have stepped and trained on before its first step")
+            self._windows.insert(len(self.watched), self._began.copy())
         self.watched.append(optimizer)
         self._forget(optimizer)
+
+    def _claim(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Take the loaded window of an optimizer that is about to be watched; False: none."""
+        place = len(self.watched)
+        loaded = self._windows[place:]
+        of = self._models.digest(optimizer) if loaded else ""
+        for number, window in enumerate(loaded, place):
+            if window.of == of:
+                self._windows.insert(place, self._windows.pop(number))
+                return True
+        return False
 
     @property
     def open(self) -> bool:
         """True if there were backward passes since some optimizer's last step."""
-        return any(one.passes for one in self._windows)
+        return any(one.passes for one in self._all())
+
+    def _all(self) -> list[Window]:
+        """The windows of all optimizers, and that of those to come, if all have one alike."""
+        began = [] if self._began is None or self._stepped else [self._began]
+        return [*self._windows, *began]
 
     def encode(self) -> list[dict[str, Any]]:
         """Open windows of all optimizers as plain data; all ranks call together.
 
         There is no message where all ranks know all rows.
         """
-        everyone = self.private_rows or any(one.local for one in self._windows)
-        parts = [one.parts() for one in self._windows]
+        for window in self._windows:
+            self._forget_bare(window)
+        for optimizer, window in zip(self.watched, self._windows, strict=False):
+            window.of = self._models.digest(optimizer)
+        windows = sorted((one for one in self._all() if one.of or one.passes), key=lambda w: w.of)
+        everyone = self.private_rows or any(one.local for one in windows)
+        parts = [one.parts() for one in windows]
         gathered = self._gather(parts) if everyone else [parts]
         return [
             window.encode([of_rank[place] for of_rank in gathered])
-            for place, window in enumerate(self._windows)
+            for place, window in enumerate(windows)
         ]
 
     def load(self, saved: Sequence[dict[str, Any]]) -> None:
-        """The inverse of ``encode``; optimizers beyond those begin with empty windows."""
+        """The inverse of ``encode``; optimizers that it had not begin with empty windows.
+
+        Raises:
+            PolicyRefused: it has open windows of other optimizers (P15).
+        """
         windows = [Window.decode(len(self._models), one) for one in saved]
-        fresh = range(len(windows), len(self.watched))
-        self._windows = windows + [Window(len(self._models)) for _ in fresh]
+        self._windows = [one for one in windows if one.of]
+        fresh = None if self._windows else Window(len(self._models))
+        self._began = next((one for one in windows if not one.of), fresh)
+        watched, self.watched = self.watched, []
+        for optimizer in watched:
+            if not self._claim(optimizer):
+                if any(one.passes for one in self._windows[len(self.watched) :]):
+                    raise _unknown("the checkpoint was made within windows of other optimizers")
+                self._windows.insert(len(self.watched), Window(len(self._models)))
+            self.watched.append(optimizer)
 
     def forget(self, layers: Sequence[int]) -> None:
         """Drop the state of optimizers in some layers, and what waits there for a step."""
         self._forgotten = list(layers)
-        for window in self._windows:
+        for window in self._all():
             window.shares[self._forgotten] = 0
         for optimizer in self.watched:
             self._forget(optimizer)
@@ -130,7 +159,7 @@ class GovernedOptimizers:
             first: it is of the first share of this rank.
         """
         self._began = None if self._stepped else self._began
-        for window in (*self._windows, *([self._began] if self._began else [])):
+        for window in self._all():
             window.add(share, first=first)
 
     def passed_local(self, part: Vector, number: int, *, first: bool) -> None:
@@ -142,12 +171,16 @@ class GovernedOptimizers:
         for window in self._windows:
             window.add_local(part, number, first=first)
 
-    def refuse_kept(self) -> None:
-        """See that no gradients are there that a step has used.
+    def before_pass(self) -> None:
+        """See that no gradients are there that a step has used, and which the code has dropped.
 
         Raises:
             PolicyRefused: there are (P15).
         """
+        if len(self._windows) > 1:
+            for optimizer, window in zip(self.watched, self._windows, strict=False):
+                if window.passes and self._lies_bare(optimizer, window):
+                    window.lay_bare()
         for place in sorted(self._kept):
             for group in self.watched[place].param_groups:
                 if any(one.grad is not None for one in group["params"]):
@@ -160,23 +193,46 @@ class GovernedOptimizers:
                     )
         self._kept = set()
 
+    def _lies_bare(self, optimizer: torch.optim.Optimizer, window: Window) -> bool:
+        """Whether no gradient is here of passes that have admitted something to its layers."""
+        layers = enumerate(self.by_layer(optimizer))
+        admits = [one for layer, own in layers if window.shares[layer] for one in own]
+        return bool(admits) and all(one.grad is None for one in admits)
+
+    def _forget_bare(self, window: Window) -> None:
+        """Leave passes out whose gradients the code has dropped; all ranks call together."""
+        if len(self._windows) > 1 and window.passes > 1:
+            window.forget_bare(self._gather(sorted(window.bare)))
+
     # -- steps -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def step(self, optimizer: torch.optim.Optimizer, *, zeroes: bool) -> Iterator[None]:
+    def step(
+        self, optimizer: torch.optim.Optimizer, *, zeroes: bool, scaler: Any = None
+    ) -> Iterator[None]:
         """Around clipping and a step of an optimizer, whose gradients are made means before.
 
         Other steps of optimizers are refused (``StepWatch``). All ranks call together.
 
         Args:
             zeroes: the gradients are forgotten after the step.
+            scaler: of gradients, by which the step is taken; it may leave it out.
         """
         self._normalize(optimizer, zeroes=zeroes)
-        self.stepping = True
+        if scaler is not None:
+            _let_see(scaler, optimizer)
+        self.stepping, self._taken = True, False
         try:
             yield
         finally:
             self.stepping = False
+        self.skipped |= scaler is not None and not self._taken
+
+    def accounted(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Hear of a step of some optimizer; False: nothing accounts for it."""
+        found = getattr(optimizer, "found_inf", None)  # a fused one leaves the step out itself
+        self._taken |= found is None or not bool(found)
+        return self.stepping
 
     def _normalize(self, optimizer: torch.optim.Optimizer, *, zeroes: bool) -> None:
         """Make an optimizer's gradients means over what each layer has admitted.
@@ -187,6 +243,7 @@ class GovernedOptimizers:
         place = next(n for n, one in enumerate(self.watched) if one is optimizer)
         window, self._windows[place] = self._windows[place], Window(len(self._models))
         self._stepped = True
+        self._forget_bare(window)
         if not zeroes:
             self._kept.add(place)
         everyone = self._gather(window.parts()) if self.private_rows or window.local else ()
@@ -226,6 +283,26 @@ class GovernedOptimizers:
         for together in by_sources.values():
             if any(one.grad is not None for one in together):
                 clip_grads(together)
+
+
+def _let_see(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Let a scaler see an optimizer without gradients, which it would take for an error."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    if any(one.grad is not None for one in parameters):
+        return
+    parameters[0].grad = torch.zeros_like(parameters[0])
+    with contextlib.suppress(RuntimeError):  # it has seen it already
+        scaler.unscale_(optimizer)
+    parameters[0].grad = None
+
+
+def _unknown(why: str) -> PolicyRefused:
+    return PolicyRefused(
+        "P15",
+        f"which passes the gradients of an optimizer are of is unknown: {why}",
+        where="governance.step",
+        hint="name it when it is made: context.governance.optimizer(optimizer)",
+    )
 
 
 def _stray() -> PolicyRefused:

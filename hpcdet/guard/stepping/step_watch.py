@@ -14,15 +14,17 @@ class StepWatch:
 
     Args:
         refuse: called before a step that nothing accounts for; raises what is wrong with it.
-        accounted: a step is under way that is accounted for.
+        accounted: told of an optimizer that steps; whether that is accounted for.
     """
 
-    def __init__(self, refuse: Callable[[], None], accounted: Callable[[], bool]) -> None:
+    def __init__(
+        self, refuse: Callable[[], None], accounted: Callable[[torch.optim.Optimizer], bool]
+    ) -> None:
         self._refuse, self._accounted = refuse, accounted
         self._handle = register_optimizer_step_pre_hook(self._before)
 
-    def _before(self, _optimizer: torch.optim.Optimizer, _args: Any, _options: Any) -> None:
-        if not self._accounted():
+    def _before(self, optimizer: torch.optim.Optimizer, _args: Any, _options: Any) -> None:
+        if not self._accounted(optimizer):
             self._refuse()
 
     def close(self) -> None:

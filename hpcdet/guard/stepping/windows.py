@@ -30,12 +30,17 @@ class Window:
         shares: sum over them of the share of rows that each layer admits, float64[layers].
         local: of passes over rows that only their own rank knows, for each of this rank's shares
             of the batch: its part of that sum. Empty where all ranks know all rows.
+        of: in a checkpoint: digest of the names of the parameters that its optimizer steps;
+            empty: nobody has stepped, and it is of every optimizer to come.
+        bare: ``shares`` after so many passes, where this rank then had no gradient of it any more.
     """
 
     layers: int
     passes: int = 0
     shares: Vector = field(default_factory=lambda: np.zeros(0))
     local: dict[int, Vector] = field(default_factory=dict)
+    of: str = ""
+    bare: dict[int, Vector] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not len(self.shares):
@@ -64,6 +69,23 @@ class Window:
         """Another one of the same passes."""
         return Window(self.layers, self.passes, self.shares.copy(), dict(self.local))
 
+    def lay_bare(self) -> None:
+        """This rank has no gradient of the passes so far."""
+        self.bare[self.passes] = self.shares.copy()
+
+    def forget_bare(self, everyone: Sequence[Sequence[int]]) -> None:
+        """Leave out passes whose gradients the code has dropped, on all ranks, before a step.
+
+        Args:
+            everyone: the keys of ``bare`` of each rank.
+        """
+        common = set(self.bare).intersection(*everyone)
+        if common:
+            gone = max(common)
+            self.shares = self.shares - self.bare[gone]
+            self.passes -= gone
+        self.bare = {}
+
     def parts(self) -> Parts:
         """This rank's ``local`` as ranks can send it."""
         return [(number, part.tolist()) for number, part in sorted(self.local.items())]
@@ -82,9 +104,11 @@ class Window:
 
     def encode(self, gathered: Sequence[Parts]) -> dict[str, Any]:
         """Plain data for a checkpoint, equal on all ranks."""
-        return {"passes": self.passes, "shares": (self.mean(gathered) * self.passes).tolist()}
+        shares = (self.mean(gathered) * self.passes).tolist()
+        return {"of": self.of, "passes": self.passes, "shares": shares}
 
     @staticmethod
     def decode(layers: int, saved: dict[str, Any]) -> Window:
         """The inverse of ``encode``."""
-        return Window(layers, int(saved["passes"]), np.array(saved["shares"], dtype=np.float64))
+        shares = np.array(saved["shares"], dtype=np.float64)
+        return Window(layers, int(saved["passes"]), shares, of=str(saved["of"]))

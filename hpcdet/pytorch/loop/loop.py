@@ -217,10 +217,8 @@ class Loop:
 
     def _account(self) -> None:
         """Let the ledger know of a batch, and of what its optimizers left out."""
-        accounts, learning = self._core.governance.accounts, self._context.learning
-        if accounts is not None:
-            accounts.stepped(self._progress.units, skipped=learning.skipped)
-            learning.skipped = False
+        if (accounts := self._core.governance.accounts) is not None:
+            accounts.stepped(self._progress.units)
 
     def _governed(
         self, part: Slice, weight: float, share: int

@@ -54,7 +54,6 @@ class Learning:
         steps_now: whether optimizers step after the batch under way.
         guard: as given.
         taken: the losses of a trial that is probed; None while it trains.
-        skipped: a scaler has left a step out; one of the user's own is heard of a step later.
     """
 
     def __init__(
@@ -68,8 +67,6 @@ class Learning:
         guard: Guard | None = None,
     ) -> None:
         self.guard = guard
-        self.skipped = False
-        self._scales: dict[int, float] = {}
         self.aggregation = aggregation
         self.scaler: Any = None
         self.taken: list[torch.Tensor] | None = None
@@ -115,17 +112,8 @@ class Learning:
         """
         self._reducer.reduce()
         if self._update_scaler:
-            self._notice(self.scaler)
             self.scaler.update()
-            self._notice(self.scaler)
             self._update_scaler = False
-
-    def _notice(self, scaler: Any) -> None:
-        """Notice by its scale that a scaler has left a step out, which an account has to know."""
-        if self.guard is not None:
-            scale = scaler.get_scale()
-            self.skipped |= scale < self._scales.get(id(scaler), 0.0)
-            self._scales[id(scaler)] = scale
 
     # -- gradients ---------------------------------------------------------------------------
 
@@ -189,7 +177,8 @@ class Learning:
             self._weigh(optimizer)
         accounted: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.guard is not None:
-            accounted = self.guard.optimizers.step(optimizer, zeroes=auto_zero_grads)
+            optimizers = self.guard.optimizers
+            accounted = optimizers.step(optimizer, zeroes=auto_zero_grads, scaler=scaler)
         with accounted:
             self._clip_and_step(optimizer, clip_grads, scaler)
         if auto_zero_grads:
@@ -208,8 +197,6 @@ class Learning:
             else:
                 clip_grads([one for group in optimizer.param_groups for one in group["params"]])
         if scaler is not None:
-            if not self._amp:
-                self._notice(scaler)
             scaler.step(optimizer)
         else:
             optimizer.step()
