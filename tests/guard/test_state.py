@@ -159,6 +159,23 @@ def test_a_layer_that_nothing_may_change_must_be_as_it_was() -> None:
         changed.load(saved, trial.records)
 
 
+@pytest.mark.parametrize("slot", ["momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"])
+def test_no_optimizer_holds_a_moment_of_a_layer_that_nothing_may_change(slot: str) -> None:
+    frozen = policy(((0.0, 1.0, 1.0),) * 3)
+    trial = Trial(frozen).train(3)
+    saved = trial.state.encode()
+    for name, value, code in (("0.1.bias", 1e-9, "G115"), ("0.1.bias", 0, ""), ("0.4.bias", 1, "")):
+        later = Trial(frozen)
+        parameter = later.parameters[name]
+        [optimizer] = later.guard.optimizers.watched
+        optimizer.state[parameter][slot] = torch.full_like(parameter, value)
+        if code:
+            with pytest.raises(GovernanceBroken, match=rf"G115.*0\.1\.bias.*{slot}"):
+                later.load(saved, trial.records)
+        else:
+            later.load(saved, trial.records)
+
+
 def test_an_heir_begins_with_its_parents_exposure() -> None:
     parent = Trial().train(9)
     saved = parent.state.encode()

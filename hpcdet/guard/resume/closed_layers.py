@@ -16,6 +16,8 @@ Models = Mapping[str, torch.nn.Parameter]
 """Parameters by number of their model and name."""
 Digests = dict[str, str]
 """SHA-256 of parameters, by name."""
+_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+"""What torch's optimizers keep of gradients."""
 
 
 def digests(guard: Guard, parameters: Models, policy: CompiledPolicy | None = None) -> Digests:
@@ -46,6 +48,25 @@ def unchanged(known: Digests, now: Digests) -> list[Check]:
             "that `hpcdet ledger verify` accepts",
         )
     return [Check(15, "G115", "passed", f"{len(known)} parameters")]
+
+
+def without_moments(guard: Guard, known: Digests, parameters: Models) -> None:
+    """Optimizers hold no moment of these parameters that is not 0: none has had a gradient.
+
+    Raises:
+        GovernanceBroken: G115.
+    """
+    for name in sorted(known.keys() & parameters.keys()):
+        for optimizer in guard.optimizers.watched:
+            slots = optimizer.state.get(parameters[name], {})
+            kept = [one for one in _MOMENTS if isinstance(slots.get(one), torch.Tensor)]
+            if moved := [one for one in kept if bool(slots[one].any())]:
+                raise broken(
+                    "G115",
+                    f"nothing may change {name}, and its optimizer has a {moved[0]} that is not 0",
+                    hint="a gradient has leaked, or the checkpoint was changed: begin again from "
+                    "one that `hpcdet ledger verify` accepts",
+                )
 
 
 def _digest(parameter: torch.Tensor) -> str:

@@ -12,7 +12,7 @@ from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
 from hpcdet.guard.resume import policy_eras
 from hpcdet.guard.resume.active_chains import ActiveChains
-from hpcdet.guard.resume.closed_layers import Digests, Models, digests, unchanged
+from hpcdet.guard.resume.closed_layers import Digests, Models, digests, unchanged, without_moments
 from hpcdet.guard.resume.exposure_entropy import PlannedEntropy
 from hpcdet.guard.resume.policy_eras import EraRows, PolicyEra
 from hpcdet.guard.resume.same_policy import ended_sources, forget_denied, policy_before, same_policy
@@ -234,6 +234,7 @@ class GovernanceState:
         alike = [one.id for one in before.layers] == [one.id for one in self._guard.policy.layers]
         closed = digests(self._guard, parameters, before if alike else None)
         checks += unchanged(known, closed)
+        without_moments(self._guard, known, parameters)
         if before.digest != self._guard.policy.digest:
             rest = policy_eras.rest_of(self.eras, exposure)
             self.eras.append(PolicyEra(before, dropped, rest, records))
