@@ -18,6 +18,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
 from hpcdet.cli.frame.output import VIEWS
 from hpcdet.cli.table_of_verbs import VERBS
 from hpcdet.read.views.items import OPTIONAL, ViewPart
@@ -46,9 +48,16 @@ with a star is not always there.
 def views() -> dict[str, tuple[type, ...]]:
     """The views of each verb that prints any, in the order of ``hpcdet --help``."""
     for verb in VERBS.values():
-        importlib.import_module(f"hpcdet.cli.{verb.module}")
+        module = importlib.import_module(f"hpcdet.cli.{verb.module}")
+        _import_all(getattr(module, verb.attribute))
     order = list(VERBS)
     return dict(sorted(VIEWS.items(), key=lambda one: order.index(one[0].partition(".")[0])))
+
+
+def _import_all(command: click.Command) -> None:
+    """Import the verbs of a group, some of which are imported only where they are used."""
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        _import_all(each)
 
 
 def described(view: type) -> dict[str, str]:

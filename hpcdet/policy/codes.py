@@ -54,6 +54,8 @@ RESUME_CODES: Mapping[str, str] = {
 }
 """Checks of a resume, in the order of the reference; exit code 9 where one stops a trial."""
 
+ALARMS = ("warned", "overridden")
+"""Outcomes of a check with which training goes on, and that people have to hear of."""
 
 NODE_REFUSED = "G121"
 """The one check that says nothing against the trial: it goes on on another node."""

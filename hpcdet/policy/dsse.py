@@ -51,7 +51,7 @@ def verify(envelope: Mapping[str, Any], public_keys: Iterable[str]) -> bytes:
         signed = encoded(str(envelope["payloadType"]), payload)
         found = [base64.b64decode(one["sig"], validate=True) for one in envelope["signatures"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise GovernanceBroken("G102", f"it is no DSSE envelope ({error!r})") from None
+        raise _no_envelope(error) from None
     keys = [Ed25519PublicKey.from_public_bytes(bytes.fromhex(one)) for one in public_keys]
     for key in keys:
         for signature in found:
@@ -72,10 +72,15 @@ def content(envelope: Mapping[str, Any]) -> bytes:
     try:
         return base64.b64decode(envelope["payload"], validate=True)
     except (KeyError, TypeError, ValueError) as error:
-        raise GovernanceBroken("G102", f"it is no DSSE envelope ({error!r})") from None
+        raise _no_envelope(error) from None
 
 
 def encoded(payload_type: str, payload: bytes) -> bytes:
     """Return the bytes that are signed (PAE)."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+
+
+def _no_envelope(error: Exception) -> GovernanceBroken:
+    lacks = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    return GovernanceBroken("G102", f"it is no DSSE envelope: {lacks}")

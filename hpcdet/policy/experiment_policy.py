@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+
 from hpcdet.errors import ConfigError
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy
@@ -37,12 +39,16 @@ def key(paths: ExperimentPaths, governance: Governance, name: str) -> str:
     Raises:
         PolicyRefused: there is none (P10): no reference, a variable that is not set, or a file that
             cannot be read or that others may read. The message holds no key.
+        OSError: what was stored cannot be read.
     """
     where = f"governance.{name}"
     reference: dict[str, str] | None = getattr(governance, name)
     if reference is None:
         hint = "submit anew: a key that is not given is drawn"
         raise PolicyRefused("P10", "there is no key", where=where, hint=hint)
+    if "stored" in reference and paths.secrets.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        hint = f"chmod 600 {paths.secrets}; if it was read, submit anew: that draws another key"
+        raise PolicyRefused("P10", f"others may read {paths.secrets}", where=where, hint=hint)
     try:
         return str(data_secrets.value(where, reference, paths.secrets))
     except ConfigError as error:

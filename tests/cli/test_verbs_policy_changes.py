@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -20,9 +22,10 @@ from tests.security.test_private_folders import as_nobody
 
 
 @pytest.fixture
-def key(cli: Cli, tmp_path: Path) -> Path:
-    cli("policy", "keygen", "--to", tmp_path / "pi.key")
-    return tmp_path / "pi.key"
+def key(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("keys") / "pi.key"
+    cli("policy", "keygen", "--to", file)
+    return file
 
 
 def public(cli: Cli, key: Path) -> str:
@@ -192,6 +195,70 @@ def test_no_key_is_in_an_archive_or_in_anything_that_is_shown(
     assert named is not None and named.run_key == {"stored": "governance.run_key"}
 
 
+def test_an_archive_can_be_verified_and_signs_nothing(
+    cli: Cli, policy: Path, key: Path, tmp_path: Path
+) -> None:
+    id = prepared(cli, policy)
+    paths = ExperimentPaths(cli.root / id)
+    loose = changed(policy, "l.yaml", "1")
+    cli("policy", "change", id, loose, "--reason", "amended", "--key", key)
+    cli("policy", "override", id, "--code", "G120", "--reason", "new torch")
+    digest = cli("policy", "show", id, "-o", "json").items[0]["policy_digest"]
+    private = [*json.loads(paths.secrets.read_text()).values(), key.read_text().strip()]
+    cli("cancel", id, "-y")
+    out = cli("archive", id, "-o", "json").items[0]["path"]
+    elsewhere = tmp_path / "elsewhere"
+    with tarfile.open(out) as packed:
+        packed.extractall(elsewhere, filter="data")
+    found = [one for one in elsewhere.rglob("*") if one.is_file()]
+    assert {"0001.json", "0002.json"} <= {one.name for one in found}
+    for one in found:
+        assert not any(each.encode() in one.read_bytes() for each in private), one
+    copy = elsewhere / id
+    assert cli("policy", "show", copy, "-o", "json").items[0]["policy_digest"] == digest
+    said = cli("policy", "override", copy, "--code", "G117", "--reason", "mine", code=4).err
+    assert "P10: cannot read the run key" in said and "only the experiment's owner signs" in said
+    shutil.copy(paths.policy_changes / "0001.json", copy / "policies" / "0003.json")
+    assert "G108" in cli("policy", "show", copy, code=9).err
+
+
+def test_a_key_beside_the_code_is_not_copied_into_the_experiment(cli: Cli, policy: Path) -> None:
+    cli("policy", "keygen", "--to", policy.with_name("mine.key"))
+    config = policy.with_name("config.yaml")
+    config.write_text(
+        "entrypoint: ['true']\nsearcher: {name: single, metric: loss, max_length: {batches: 1}}\n"
+        f"governance: {{policy: {policy.name}}}\nsite: local\n"
+    )
+    submit = ("submit", config, "--prepare", "--no-test", "-o", "id")
+    said = cli(*submit, code=4).err
+    assert "mine.key: not copied into the experiment" in said and ".hpcdetignore" in said
+    policy.with_name(".hpcdetignore").write_text("/mine.key\n")
+    id = cli(*submit).out.strip()
+    assert not list((cli.root / id).rglob("*.key"))
+
+
+@pytest.mark.parametrize(
+    "words", [("change", "--revoke", "hosp-a"), ("override", "--code", "G117")]
+)
+def test_what_is_asked_of_nothing_or_for_nothing_is_refused(
+    cli: Cli, policy: Path, words: tuple[str, ...]
+) -> None:
+    id = prepared(cli, policy)
+    verb, *rest = words
+    assert (
+        "no trial 7"
+        in cli("policy", "override", f"{id}/7", "--code", "G117", "--reason", "x", code=3).err
+    )
+    assert cli("policy", verb, "nothing", *rest, "--reason", "x", code=3).err
+    assert "some words" in cli("policy", verb, id, *rest, "--reason", "\n ", code=2).err
+    override = ("policy", "override", id, "--code", "G117", "--reason", "x")
+    for until in ("0", "-3", "soon"):
+        assert "--until" in cli(*override, "--until", until, code=2).err
+    (cli.root / id / "policies").write_text("")
+    said = cli("policy", verb, id, *rest, "--reason", "x", code=9).err
+    assert "cannot list the changes of the policy" in said
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs another user")
 def test_another_user_neither_reads_the_run_key_nor_signs(cli: Cli, policy: Path) -> None:
     """Not even where the experiment itself is shown to all, and all may add files to it."""
@@ -208,6 +275,9 @@ def test_another_user_neither_reads_the_run_key_nor_signs(cli: Cli, policy: Path
     words = ["policy", "change", id, "--revoke", "hosp-b", "--reason", "mine"]
     code, said = as_nobody(["-C", str(cli.root), *words])
     assert code == 4 and "P10" in said and "secrets.json" in said, said
+    words = ["policy", "override", id, "--code", "G120", "--reason", "mine"]
+    code, said = as_nobody(["-C", str(cli.root), *words])
+    assert code == 4 and "P10" in said and "only the experiment's owner signs" in said, said
     assert [one.name for one in paths.policy_changes.iterdir()] == ["0001.json"]
     # and what others may write counts no more
     assert "may be changed by everybody" in cli("policy", "show", id, code=9).err

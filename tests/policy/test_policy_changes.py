@@ -95,6 +95,7 @@ def made(root: Path, policy: CompiledPolicy = BASE, name: str = "onc-7f3a") -> F
     paths.compiled_policy.write_text(policy.to_json())
     secret = Ed25519PrivateKey.generate().private_bytes_raw().hex()
     paths.secrets.write_text(json.dumps({"governance.run_key": secret}))
+    paths.secrets.chmod(0o600)
     stored = {"stored": "governance.run_key"}
     return Folder(paths, Governance(policy="policy.yaml", run_key=stored, digest=policy.digest))
 
@@ -274,6 +275,10 @@ def flipped(folder: Folder) -> None:
     folder.record(1).write_bytes(data)
 
 
+def edited(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
+
+
 def swapped(folder: Folder) -> None:
     first, second = folder.record(1).read_bytes(), folder.record(2).read_bytes()
     folder.record(1).write_bytes(second)
@@ -283,8 +288,34 @@ def swapped(folder: Folder) -> None:
 TAMPERS: dict[str, tuple[str, str, Callable[[Folder], Any]]] = {
     "the first is gone": ("G108", "0001 of the policy is missing", lambda f: f.record(1).unlink()),
     "a byte": ("G102", "", flipped),
-    "torn": ("G102", "damaged", lambda f: f.record(2).write_bytes(f.record(2).read_bytes()[:99])),
-    "empty": ("G102", "damaged", lambda f: f.record(2).write_bytes(b"")),
+    "torn": ("G102", "no JSON (", lambda f: f.record(2).write_bytes(f.record(2).read_bytes()[:99])),
+    "empty": ("G102", "no JSON, but empty", lambda f: f.record(2).write_bytes(b"")),
+    "of zeros": ("G102", "no JSON", lambda f: f.record(2).write_bytes(bytes(4096))),
+    "a list": ("G102", "no record of a change", lambda f: f.record(2).write_text("[]")),
+    "no version": ("G101", "says no version", lambda f: f.record(2).write_text("{}")),
+    "no record": ("G102", "has no 'record'", lambda f: edited(f.record(2), record=None)),
+    "no approvals": ("G102", "has no 'approvals'", lambda f: edited(f.record(2), approvals={})),
+    "no envelope": ("G102", "no signed statement", lambda f: edited(f.record(2), record={})),
+    "a folder": (
+        "G102",
+        "cannot read it",
+        lambda f: (f.record(2).unlink(), f.record(2).mkdir(mode=0o700)),
+    ),
+    "a pipe": (
+        "G102",
+        "cannot read it",
+        lambda f: (f.record(2).unlink(), os.mkfifo(f.record(2), 0o600)),
+    ),
+    "too large": (
+        "G102",
+        "cannot read it",
+        lambda f: os.truncate(f.record(2), change_records.LARGEST + 1),
+    ),
+    "no folder": (
+        "G108",
+        "cannot list",
+        lambda f: (shutil.rmtree(f.paths.policy_changes), f.paths.policy_changes.touch()),
+    ),
     "version": (
         "G101",
         "version",
@@ -298,7 +329,7 @@ TAMPERS: dict[str, tuple[str, str, Callable[[Folder], Any]]] = {
     "all may add": ("G108", "may be changed", lambda f: f.paths.policy_changes.chmod(0o777)),
     "a link into nothing": (
         "G108",
-        "not written so",
+        "names are 0001.json",
         lambda f: (f.record(2).unlink(), os.symlink("nowhere", f.record(2))),
     ),
 }
@@ -312,6 +343,10 @@ def test_each_tamper_of_the_records_is_found(folder: Folder, how: str) -> None:
     tamper(folder)
     found = folder.broken()
     assert found[0] == code and words in found[1], found
+    with pytest.raises(GovernanceBroken) as error:
+        folder.load()
+    assert str(folder.paths.policy_changes) in error.value.where and error.value.hint
+    assert "Error(" not in f"{error.value}"
 
 
 def test_the_owner_cannot_forge_what_only_others_may_allow(folder: Folder) -> None:
@@ -377,9 +412,26 @@ def test_the_other_checks_are_overridden_or_named(folder: Folder) -> None:
             assert code in refused(lambda c=code: folder.writer().override(c, "why"))
     assert "there is no check G999" in refused(lambda: folder.writer().override("G999", "why"))
     now = in_effect(folder.load(), TODAY)
-    assert now.overrides["G117"] == "because of G117"
+    assert now.overriding(1, 0, 10)["G117"]["reason"] == "because of G117"
     assert now.policy == BASE
     assert PolicyInEffect.decode(json.loads(json.dumps(now.encode()))) == now
+
+
+def test_an_override_counts_for_what_it_says_and_for_nothing_else(folder: Folder) -> None:
+    folder.writer().override("G116", "of all trials")
+    folder.writer().override("G116", "of trial 2", trial=2)
+    folder.writer().override("G117", "for a while", until=500)
+    now = in_effect(folder.load(), TODAY)
+
+    def counting(trial: int, made: int, step: int) -> dict[str, int]:
+        return {code: act["number"] for code, act in now.overriding(trial, made, step).items()}
+
+    assert counting(1, 0, 900) == {"G116": 1, "G117": 3}  # the checkpoint was there
+    assert counting(2, 0, 900) == {"G116": 2, "G117": 3}
+    assert counting(2, 1, 900) == {"G116": 2, "G117": 3}
+    assert counting(1, 3, 500) == {"G117": 3}  # it was made later, up to the step
+    assert counting(1, 3, 501) == counting(2, 3, 501) == {}
+    assert [act["number"] for act in now.overrides(1)] == [1, 3]
 
 
 def test_what_changes_nothing_is_refused(folder: Folder) -> None:

@@ -45,6 +45,7 @@ def paths(tmp_path: Path) -> ExperimentPaths:
     found.root.mkdir()
     secret = Ed25519PrivateKey.generate().private_bytes_raw().hex()
     found.secrets.write_text(json.dumps({"governance.run_key": secret}))
+    found.secrets.chmod(0o600)
     return found
 
 

@@ -22,6 +22,7 @@ _LATER = (
     "it counts from the next attempt of each trial on; attempts that run go on as they began "
     "(hpcdet pause and resume begin new ones)"
 )
+_RETRIED = "it counts from the next attempt on; a trial that was stopped: hpcdet retry EXP/T"
 _WRITTEN = (
     Column("NUMBER", "number", right=True),
     Column("ACT", "act", cut=False),
@@ -49,6 +50,10 @@ class PolicyChangeView:
     """Of ``revoke``, the source."""
     code: str
     """Of ``override``, the check."""
+    trial: int
+    """Of ``override``, the trial that it is for; 0: all."""
+    until: int
+    """Of ``override``, the last step of checkpoints made from now on; 0: for none of them."""
     before: str
     """Digest of the policy before it."""
     after: str
@@ -114,28 +119,38 @@ def change(
         refuse_unenforced(policy.compiled)
         by = key_files.read(key) if key is not None else None
         written = writer.change(policy, reason, [read_envelope(one) for one in approvals], by)
-    _emit(out, written)
+    _emit(out, written, _LATER)
 
 
 @click.command("override")
-@click.argument("id", metavar="EXP", shell_complete=complete)
+@click.argument("id", metavar="EXP[/T]", shell_complete=complete)
 @click.option("--code", required=True, metavar="CODE", help="The check, such as G117.")
 @click.option("--reason", required=True, metavar="TEXT", help="Why; it is recorded.")
+@click.option(
+    "--until",
+    type=click.IntRange(min=1),
+    metavar="STEP",
+    help="Also for checkpoints that are made from now on, up to this step (batches).",
+)
 @output("policy.override", PolicyChangeView)
-def override(out: Output, id: str, code: str, reason: str) -> None:
+def override(out: Output, id: str, code: str, reason: str, until: int | None) -> None:
     """Let trials go on where a check of a resume fails; signed and recorded.
 
-    It holds from the next resume on, and each resume that needs it records it. Signatures, files
-    and ledgers (G102 to G105), layers that nothing may change (G115) and leaks (G123) cannot be
-    overridden.
+    It answers for checkpoints that are there, of all trials or of one, and no longer: one that is
+    made afterwards and fails stops its trial again. Each resume that needs it records it, with
+    what was found. Signatures, files and ledgers (G102 to G105), layers that nothing may change
+    (G115) and leaks (G123) cannot be overridden.
 
     \b
-    Example: hpcdet policy override digits-7f3a --code G117 --reason "new band"
+    Examples: hpcdet policy override digits-7f3a/2 --code G120 --reason "new torch"
+              hpcdet policy override digits-7f3a --code G117 --until 9000 --reason "new band"
     """
     from hpcdet.policy.changes.change_writer import ChangeWriter
+    from hpcdet.read.lookup import find
 
     _refuse_blank(reason)
-    _emit(out, ChangeWriter(*experiment(id)).override(code, reason))
+    writer, trial = ChangeWriter(*experiment(id)), find.reference(id, settings().root).trial
+    _emit(out, writer.override(code, reason, trial, until or 0), _RETRIED)
 
 
 def _refuse_blank(reason: str) -> None:
@@ -143,7 +158,7 @@ def _refuse_blank(reason: str) -> None:
         raise UsageError("say in some words why", where="--reason")
 
 
-def _emit(out: Output, written: WrittenChange) -> None:
+def _emit(out: Output, written: WrittenChange, note: str) -> None:
     from hpcdet.policy.changes import strictness, weight_changes
 
     one = written.change
@@ -158,10 +173,12 @@ def _emit(out: Output, written: WrittenChange) -> None:
         [*differs, *(each.key for each in rules)],
         one.source,
         one.code,
+        one.trial,
+        one.until,
         one.before,
         one.after,
         one.reason,
         str(written.path),
     )
     out.emit([item], _WRITTEN, key="path")
-    settings().note(_LATER)
+    settings().note(note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hpcdet.checkpoint import LoadedState
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order
 from hpcdet.data.sourced import SourceTable
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.store.config.resolved_config import Governance
+from hpcdet.store.trials.parents import Parent
 from hpcdet.train.attempt.session import Session
 
 if TYPE_CHECKING:  # imported where there is a policy only
@@ -23,6 +25,7 @@ if TYPE_CHECKING:  # imported where there is a policy only
     from hpcdet.guard.guard import Guard
     from hpcdet.guard.resume.fingerprints import Fingerprints
     from hpcdet.guard.resume.governance_state import GovernanceState
+    from hpcdet.guard.resume.verdicts import Overrides
     from hpcdet.guard.stepping.step_watch import StepWatch
     from hpcdet.guard.withheld import Losses
     from hpcdet.policy.compiled import CompiledPolicy
@@ -64,7 +67,9 @@ class GovernanceContext:
         assert experiment is not None  # where a script runs alone its config has all defaults
         decided = decide(experiment, named, session.peers, chief=session.ranks.chief)
         policy, ended = decided.policy, decided.ended
-        found = _provenance(session, policy, experiment.code, named.data, ended)
+        codes = {act["code"] for act in decided.overrides(session.record.number)}
+        how = {"deep": named.data == "all", "without": ended, "tolerant": "G111" in codes}
+        found = _provenance(session, policy, experiment.code, how)
         self.guard = Guard(policy, session.device, session.peers.allgather)
         self.state = GovernanceState(self.guard, ActiveChains(policy, found, ended), decided)
         ranks, gather = session.ranks, session.peers.allgather
@@ -96,6 +101,22 @@ class GovernanceContext:
         if self.guard is not None:
             self.guard.take(model)
             self._session.governed = True
+
+    def overrides(self, loaded: LoadedState) -> Overrides:
+        """What somebody answers for, where the trial goes on from this checkpoint.
+
+        One of another experiment has seen other changes: all of this one's count for it.
+        """
+        from hpcdet.guard.resume.verdicts import Overrides
+
+        assert self.state is not None
+        record, saved = self._session.record, loaded.shared.get("governance")
+        parent = Parent.parse(record.parent) if loaded.manifest.inherited else None
+        abroad = parent is not None and parent.experiment != ""
+        made = 0 if abroad or not isinstance(saved, dict) else int(saved.get("changes", 0))
+        decided = self.state.decided
+        others = {act["code"]: act["number"] for act in decided.overrides(record.number)}
+        return Overrides(decided.overriding(record.number, made, loaded.manifest.step), others)
 
     def withhold(
         self, order: Order | BatchOrder | None, sources: SourceTable | None
@@ -177,13 +198,12 @@ class GovernanceContext:
 
 
 def _provenance(
-    session: Session, policy: CompiledPolicy, folder: Path, read: str, ended: Collection[str]
+    session: Session, policy: CompiledPolicy, folder: Path, how: Mapping[str, Any]
 ) -> list[SourceProvenance]:
     """Verify the chains and data that a policy names, on rank 0; all ranks call together.
 
     Args:
-        read: ``sample``, or ``all`` of the data.
-        ended: sources that are trained no more: nothing is demanded of them.
+        how: options of ``source_provenance.verified``.
 
     Raises:
         GovernanceBroken: as ``source_provenance.verified``, on all ranks.
@@ -193,8 +213,7 @@ def _provenance(
     mine: dict[str, Any] = {}
     if session.ranks.chief:
         try:
-            deep = read == "all"
-            found = source_provenance.verified(policy, folder, deep=deep, without=ended)
+            found = source_provenance.verified(policy, folder, **how)
             mine["sources"] = [dataclasses.asdict(one) for one in found]
         except GovernanceBroken as error:
             mine["broken"] = [error.check, error.what.partition(": ")[2], error.where, error.hint]

@@ -11,14 +11,14 @@ import torch
 from hpcdet.checkpoint import Attest, LoadedState, Manifest
 from hpcdet.core.governance.governance_context import GovernanceContext
 from hpcdet.errors import Unrecoverable, UsageError
-from hpcdet.policy.codes import RESUME_CODES
+from hpcdet.policy.codes import ALARMS, RESUME_CODES
 from hpcdet.process.console import say
 from hpcdet.store.trials.manifests import ManifestMeta
 from hpcdet.train.attempt.session import Session
 from hpcdet.units import Units
 
 if TYPE_CHECKING:  # imported where there is a policy only
-    from hpcdet.guard.resume.verdicts import Check
+    from hpcdet.guard.resume.verdicts import Check, Overrides
 
 
 class AccountedGovernance(GovernanceContext):
@@ -69,17 +69,18 @@ class AccountedGovernance(GovernanceContext):
             checks = self.state.start(self._parameters()) + self.state.chains.checks()
             self._open(None, checks)
             return
-        known = [] if self.accounts is None else self.accounts.verify(loaded)
+        answered = self.overrides(loaded)
+        known = [] if self.accounts is None else self.accounts.verify(loaded, answered)
         checks = known + self.state.load(
             loaded.shared.get("governance"),
             self._parameters(),
             records=loaded.manifest.meta.get("records", 0),
             order=None,
             inherited=loaded.manifest.inherited,
+            overrides=answered,
         )
-        checks += self._same_weights(loaded) + self.state.settle()
-        if any(one.code == "G105" and one.outcome == "unknown" for one in checks):
-            self.state.complete = False
+        checks += self._same_weights(loaded, answered) + self.state.settle()
+        self.state.judge(checks)
         checks.sort(key=lambda one: one.number)
         self._open(loaded.manifest, checks)
         if self.guard.optimizers.open and all(
@@ -101,7 +102,7 @@ class AccountedGovernance(GovernanceContext):
             for name, parameter in model.named_parameters()
         }
 
-    def _same_weights(self, loaded: LoadedState) -> list[Check]:
+    def _same_weights(self, loaded: LoadedState, overrides: Overrides) -> list[Check]:
         """Compare the weights that the loop has put back with the fingerprints of its checkpoint.
 
         An heir's loop may take over some of them only.
@@ -115,14 +116,15 @@ class AccountedGovernance(GovernanceContext):
         else:
             self.state.conformance = block.get("conformance")  # until a probe measures it again
         parameters = self._parameters()
-        checks = self.fingerprints.compare(block, parameters, [], None, inherited=inherited)
-        for one in checks if self._session.ranks.chief else ():
-            if one.outcome == "warned":
-                say(f"{one.code}: {RESUME_CODES[one.code]}: {one.detail}")
-        return checks
+        return self.fingerprints.compare(
+            block, parameters, [], None, overrides, inherited=inherited
+        )
 
     def _open(self, origin: Manifest | None, checks: Sequence[Check]) -> None:
         """Open the ledger of this attempt behind what it goes on from."""
+        for one in checks if self._session.ranks.chief else ():
+            if one.outcome in ALARMS:
+                say(f"{one.code} {one.outcome}: {RESUME_CODES[one.code]}: {one.detail}")
         said = [dataclasses.asdict(one) for one in checks]
         self._session.tracker.record("governance", checks=said)
         if self.accounts is None or self.state is None:

@@ -18,7 +18,7 @@ from hpcdet.guard.accounts.same_on_ranks import same_on_ranks
 from hpcdet.guard.accounts.trial_ledger import Attest, TrialLedger
 from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
-from hpcdet.guard.resume.verdicts import SCHEMA, Check, State
+from hpcdet.guard.resume.verdicts import SCHEMA, Check, Overrides, State
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import MIX
 from hpcdet.policy.keys import run_keys
@@ -52,7 +52,7 @@ class AttemptAccounts:
             key = None if named.run_key is None else run_keys.load(experiment, named, guard.policy)
             self.ledger = TrialLedger(guard, session.place, self._earlier, key)
 
-    def verify(self, loaded: LoadedState) -> list[Check]:
+    def verify(self, loaded: LoadedState, overrides: Overrides) -> list[Check]:
         """Verify a checkpoint beside the ledgers it was made with, before its state is put back.
 
         Rank 0 does, and all ranks have the same state.
@@ -67,7 +67,7 @@ class AttemptAccounts:
         told: dict[str, Any] = {}
         if self._session.ranks.chief:
             try:
-                found = self._beside_ledgers(loaded, state)
+                found = self._beside_ledgers(loaded, state, overrides)
                 told = {"checks": [asdict(one) for one in found]}
             except GovernanceBroken as error:
                 what = error.what.removeprefix(f"{error.check}: ")
@@ -78,17 +78,20 @@ class AttemptAccounts:
             raise GovernanceBroken(code, what, where=where, hint=hint)
         return checks + [Check(**one) for one in told["checks"]]
 
-    def _beside_ledgers(self, loaded: LoadedState, state: State) -> list[Check]:
+    def _beside_ledgers(
+        self, loaded: LoadedState, state: State, overrides: Overrides
+    ) -> list[Check]:
         trust = run_keys.certifiers(self._guard.policy)
         manifest, folder = loaded.manifest, loaded.folder
         if not manifest.inherited:
             number = self._session.place.trial.number
-            checks = known_by_ledgers(manifest, folder, state, self._earlier, trust, trial=number)
+            mine = self._earlier
+            checks = known_by_ledgers(manifest, folder, state, mine, trust, overrides, trial=number)
             return [*checks, undone(manifest, self._earlier)]
         theirs = list(_of_parent(self._session))
         if not theirs:
             return [Check(5, "G105", "unknown", "the ledgers of its parent are not there")]
-        return known_by_ledgers(manifest, folder, state, theirs, trust, trial=None)
+        return known_by_ledgers(manifest, folder, state, theirs, trust, overrides, trial=None)
 
     def begin(
         self,

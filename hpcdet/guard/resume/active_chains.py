@@ -13,7 +13,7 @@ from hpcdet.data.sourced import record_of
 from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.resume import policy_eras
 from hpcdet.guard.resume.policy_eras import EraRows
-from hpcdet.guard.resume.verdicts import Check, State, broken
+from hpcdet.guard.resume.verdicts import NO_OVERRIDES, Check, Overrides, State, broken
 from hpcdet.policy import measures
 from hpcdet.policy.compiled import MIX, CompiledPolicy
 from hpcdet.policy.provenance.source_manifests import spot_check
@@ -76,7 +76,14 @@ class ActiveChains:
             {**kept, "active": source in trained} for source, kept in sorted(self._held.items())
         ]
 
-    def load(self, saved: Sequence[State], exposure: Exposure, *, inherited: bool) -> list[Check]:
+    def load(
+        self,
+        saved: Sequence[State],
+        exposure: Exposure,
+        overrides: Overrides = NO_OVERRIDES,
+        *,
+        inherited: bool,
+    ) -> list[Check]:
         """Compare with the chains of a checkpoint.
 
         Args:
@@ -86,35 +93,45 @@ class ActiveChains:
         Raises:
             GovernanceBroken: a chain that was complete is no more, or is another one (G111).
         """
+        checks: list[Check] = []
         before = {one["source"]: {key: one[key] for key in _KEPT} for one in saved}
         over = {one for one in before if one in self._ended or one not in self._policy.codes}
         self._held |= {source: before[source] for source in over}
         for source, known in before.items() if not inherited else ():
-            self._same(source, known)
+            checks += self._same(source, known, overrides)
         trained = {name for kind in exposure.rows for name in kind.split(MIX)}
         self._held = {
             source: kept
             for source, kept in self._held.items()
             if source not in trained or _data(before.get(source)) == _data(kept)
         }
-        return self.checks()
+        return [*checks, *self.checks(overrides)]
 
-    def _same(self, source: str, known: State) -> None:
+    def _same(self, source: str, known: State, overrides: Overrides) -> list[Check]:
         named = next((one.chain for one in self._policy.sources if one.id == source), None)
         if named is None or named.digest != known["head"]:
-            return  # the policy was changed, which needs approvals
+            return []  # the policy was changed, which needs approvals
         now = self._held.get(source)
-        if _data(now) != _data(known):
-            found = self.verified.get(source)
-            why = found.reason if found and found.reason else "it was another one"
-            raise broken(
-                "G111",
-                f"the provenance chain of source {source} was complete: {why}",
-                hint="put the chain and its signatures back from a backup",
-            )
+        found = self.verified.get(source)
+        if _data(now) == _data(known) or (found and found.failed):
+            return []  # what has failed is told by ``checks``
+        why = found.reason if found and found.reason else "it was another one"
+        wrong = broken(
+            "G111",
+            f"the provenance chain of source {source} was complete: {why}",
+            hint="put the chain and its signatures back from a backup",
+        )
+        return [overrides.settle(11, wrong)]
 
-    def checks(self) -> list[Check]:
-        """The outcome of check 11: ``recorded`` where a source is not covered."""
+    def checks(self, overrides: Overrides = NO_OVERRIDES) -> list[Check]:
+        """The outcome of check 11: ``recorded`` where a source is not covered.
+
+        Raises:
+            GovernanceBroken: G111: what was found of a source stops the trial.
+        """
+        if failed := "; ".join(one.failed for one in self.verified.values() if one.failed):
+            hint = "put the data and their chain back from a backup"
+            return [overrides.settle(11, broken("G111", failed, hint))]
         lacking = [
             f"{source} is not covered: {one.reason or 'it was trained on other data before'}"
             for source, one in sorted(self.verified.items())

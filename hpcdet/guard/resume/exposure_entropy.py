@@ -13,7 +13,7 @@ from hpcdet.data.sample_order import Order
 from hpcdet.guard.guard import Guard
 from hpcdet.guard.resume import policy_eras
 from hpcdet.guard.resume.policy_eras import EraRows
-from hpcdet.guard.resume.verdicts import Check, State
+from hpcdet.guard.resume.verdicts import NO_OVERRIDES, Check, Overrides, State
 from hpcdet.policy import measures
 from hpcdet.policy.compiled import MIX, CompiledPolicy
 from hpcdet.policy.measures import ExpectedEntropy, Floats
@@ -88,7 +88,7 @@ class PlannedEntropy:
         observed = measures.source_entropy(policy_eras.matrix(trained))
         return {"entropy": {"observed": _plain(observed), "expected": self.encode(trained)}}
 
-    def check(self, trained: Sequence[EraRows]) -> list[Check]:
+    def check(self, trained: Sequence[EraRows], overrides: Overrides = NO_OVERRIDES) -> list[Check]:
         """Whether what layers have learned from is what is planned (G118)."""
         if not any(one.all.rows for one in trained):
             return [Check(18, "G118", "passed", "nothing was trained yet")]
@@ -104,7 +104,7 @@ class PlannedEntropy:
             for name, seen, value, tolerance, holds in rows
             if not holds
         ]
-        return [Check(18, "G118", "warned" if off else "passed", "; ".join(off))]
+        return [overrides.warn(18, "G118", "; ".join(off))]
 
 
 def _plain(values: Any) -> list[float | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpcdet.data.batch_order import BatchOrder
@@ -18,7 +18,15 @@ from hpcdet.guard.resume.policy_eras import EraRows, PolicyEra
 from hpcdet.guard.resume.same_policy import ended_sources, forget_denied, policy_before, same_policy
 from hpcdet.guard.resume.same_rows import same_rows
 from hpcdet.guard.resume.same_twins import same_twins
-from hpcdet.guard.resume.verdicts import SCHEMA, Check, State, broken
+from hpcdet.guard.resume.verdicts import (
+    NO_OVERRIDES,
+    SCHEMA,
+    Check,
+    Overrides,
+    State,
+    broken,
+    unproven,
+)
 from hpcdet.guard.withheld import Losses, WithheldTwins
 from hpcdet.policy.changes.policy_in_effect import PolicyInEffect
 from hpcdet.policy.compiled import CompiledPolicy, Matrix
@@ -174,6 +182,7 @@ class GovernanceState:
         records: int,
         order: Order | BatchOrder | None,
         inherited: bool,
+        overrides: Overrides = NO_OVERRIDES,
     ) -> list[Check]:
         """Verify a checkpoint's state and go on from it; the weights have been put back.
 
@@ -182,6 +191,7 @@ class GovernanceState:
             records: samples that the checkpoint says were seen.
             order: of this trial's data; None: they have no indices.
             inherited: it is another trial's.
+            overrides: what somebody answers for.
 
         Raises:
             GovernanceBroken: a check has failed that stops the trial.
@@ -190,13 +200,13 @@ class GovernanceState:
             if not inherited:
                 raise broken("G101", "it has no governance state, and the trial has a policy")
             self.complete, self.begun = False, records
-            same_twins(self.twins, None, inherited=True)
-            ended = self.start(parameters)
-            return [*ended, Check(1, "G101", "unknown", "the parent was trained without a policy")]
+            same_twins(self.twins, None, overrides, inherited=True)
+            begun = [*self.start(parameters), *self.chains.checks(overrides)]
+            return [*begun, Check(1, "G101", "unknown", "the parent was trained without a policy")]
         if not isinstance(state, dict) or state.get("schema") != SCHEMA:
             raise broken("G101", "the version of its governance state is unknown")
         checks = [Check(1, "G101", "passed")]
-        checks += same_twins(self.twins, state.get("twins"), inherited=inherited)
+        checks += same_twins(self.twins, state.get("twins"), overrides, inherited=inherited)
         before, dropped = policy_before(state), dict(state["dropped"])
         made = 0 if inherited else int(state["changes"])
         checks += same_policy(self.decided, before, dropped, made, inherited=inherited)
@@ -209,13 +219,14 @@ class GovernanceState:
         self.complete = bool(state["complete"])
         exposure = Exposure.decode(state["exposure"])
         self.eras = [PolicyEra.decode(one) for one in state["eras"]]
-        checks += self.chains.load(state.get("chains", ()), exposure, inherited=inherited)
+        chains = state.get("chains", ())
+        checks += self.chains.load(chains, exposure, overrides, inherited=inherited)
         if inherited:
             self.begun, self.inherited = records, Exposure.decode(state["exposure"])
         else:
             self.begun, self.inherited = state["begun"], Exposure.decode(state["inherited"])
             expected = policy_eras.matrix(policy_eras.rows_by_era(self.eras, exposure, before))
-            checks += same_rows(
+            rows = same_rows(
                 self._guard,
                 self.inherited,
                 exposure,
@@ -224,10 +235,15 @@ class GovernanceState:
                 records,
                 order,
                 expected=expected,
+                overrides=overrides,
             )
-            policy_eras.verify(
-                self.eras, self.decided, self._guard, order, self.begun, self.inherited
+            since = self.begun, self.inherited
+            rows += policy_eras.verify(
+                self.eras, self.decided, self._guard, order, *since, overrides
             )
+            if any(one.outcome == "overridden" for one in rows):  # from here on they are proven
+                self.begun, self.inherited = records, Exposure.decode(state["exposure"])
+            checks += rows
             self._guard.optimizers.load(state["windows"])
         self._guard.exposure = exposure
         known = dict(state["forbidden"])
@@ -239,10 +255,14 @@ class GovernanceState:
             rest = policy_eras.rest_of(self.eras, exposure)
             self.eras.append(PolicyEra(before, dropped, rest, records))
             self._left = before
-        checks += self.planned.check(self._trained(exposure))
+        checks += self.planned.check(self._trained(exposure), overrides)
         now = digests(self._guard, parameters)
         self._forbidden = now if inherited else {name: known.get(name, now[name]) for name in now}
         return checks
+
+    def judge(self, checks: Iterable[Check]) -> None:
+        """All checks are made: what they leave unproven of the weights' history is not known."""
+        self.complete = self.complete and not unproven(checks)
 
     def settle(self) -> list[Check]:
         """After all that was put back was verified: optimizers forget what a source may do no more.

@@ -12,9 +12,9 @@ from typing import Any
 from hpcdet.errors import ConfigError
 
 NAMES = (
-    ".env", ".env.*", "*.pem", "*.p12", "*.pfx", "*.keystore", "id_rsa", "id_dsa", "id_ecdsa",
-    "id_ed25519", ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".htpasswd",
-    ".pgpass", "credentials", "credentials.json", "kubeconfig",
+    ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "*.keystore", "id_rsa", "id_dsa",
+    "id_ecdsa", "id_ed25519", ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials",
+    ".htpasswd", ".pgpass", "credentials", "credentials.json", "kubeconfig",
 )  # fmt: skip
 HARMLESS = (".env.example", ".env.sample", ".env.template")
 CONTENTS = (

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hpcdet.errors import IntegrityError
 from hpcdet.policy import dsse
 from hpcdet.policy.changes.weight_changes import Kind
 from hpcdet.policy.codes import GovernanceBroken
@@ -33,6 +34,8 @@ LARGEST = 4 * LARGEST_POLICY
 """Bytes of a record's file."""
 APPROVALS = 16
 """Approvals that a record may have."""
+_BACKUP = "put it back from a backup: what it says was signed, and nothing else can stand for it"
+_NEWER = "read it with the hpcdet that wrote it; or put it back from a backup, if it was edited"
 NAME = re.compile(r"\d{4,}\.json")
 
 Act = Literal["change", "revoke", "override"]
@@ -51,7 +54,10 @@ class PolicyChange:
         by: login name; ``time``: ISO 8601 with its zone: both as the user's machine says.
         policy: of ``change``, the text of a ``policy.json``; ``text``: what it was compiled from.
         source: of ``revoke``, what is withdrawn.
-        code: of ``override``, the G code whose check does not stop training any more.
+        code: of ``override``, the G code of the check that somebody answers for. It counts for
+            checkpoints of attempts that began before the record was written, and for those of
+            steps up to ``until``, in batches, whoever made them.
+        trial: the one that it is for; 0: all.
     """
 
     number: int
@@ -69,6 +75,8 @@ class PolicyChange:
     text: str = ""
     source: str = ""
     code: str = ""
+    trial: int = 0
+    until: int = 0
 
     def to_bytes(self) -> bytes:
         """The statement that is signed."""
@@ -132,19 +140,30 @@ def read_file(path: Path) -> ChangeFile:
     """Read a record's file; nothing in it is verified yet.
 
     Raises:
-        GovernanceBroken: it is damaged (G102), or of an unknown version (G101).
-        OSError: it cannot be read.
+        GovernanceBroken: it cannot be read or is damaged (G102), or of an unknown version (G101).
     """
-    data = files.read(path, LARGEST)
+    try:
+        data = files.read(path, LARGEST)
+    except (IntegrityError, OSError) as error:
+        what = error.strerror if isinstance(error, OSError) else error.what
+        hint = f"see that you may read it: ls -l {path}"
+        raise GovernanceBroken("G102", f"cannot read it: {what}", hint=hint) from None
     try:
         found = bounded_json.json_value(data)
-        schema, record, approvals = (found[name] for name in ("schema", "record", "approvals"))
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise GovernanceBroken("G102", f"it is damaged: {error!r}", where=str(path)) from None
-    if schema != SCHEMA:
-        raise GovernanceBroken("G101", "its version is unknown", where=str(path))
-    if not isinstance(record, dict) or not isinstance(approvals, list):
-        raise GovernanceBroken("G102", "it is damaged: it has no record", where=str(path))
+    except (ValueError, RecursionError) as error:
+        where = f" ({error})" if data else ", but empty"
+        raise GovernanceBroken("G102", f"it is no JSON{where}", hint=_BACKUP) from None
+    if not isinstance(found, dict):
+        raise GovernanceBroken("G102", "it is no record of a change", hint=_BACKUP)
+    if (schema := found.get("schema")) != SCHEMA:
+        what = f"its version is {schema!r}" if isinstance(schema, str) else "it says no version"
+        raise GovernanceBroken("G101", f"{what}, and this hpcdet knows {SCHEMA!r}", hint=_NEWER)
+    record, approvals = found.get("record"), found.get("approvals")
+    for name, value, kind in (("record", record, dict), ("approvals", approvals, list)):
+        if not isinstance(value, kind):
+            raise GovernanceBroken("G102", f"it has no {name!r}", hint=_BACKUP)
+    assert record is not None
+    assert approvals is not None
     mine = tuple(one for one in approvals[:APPROVALS] if isinstance(one, dict))
     return ChangeFile(record, mine, hashlib.sha256(data).hexdigest())
 
@@ -162,7 +181,8 @@ def change_of(envelope: Mapping[str, Any], run: str) -> PolicyChange:
     payload = _verified(envelope, [key])
     found: PolicyChange = _build(PolicyChange, payload)
     if found.to_bytes() != payload or found.run != key:
-        raise GovernanceBroken("G102", "it is of another experiment, or not written so")
+        what = "what is signed is not what `hpcdet policy change` writes"
+        raise GovernanceBroken("G102", what, hint=_BACKUP)
     return found
 
 
@@ -203,11 +223,15 @@ def _statement(name: str, digest: str, kind: str, predicate: Mapping[str, Any]) 
 
 def _verified(envelope: Mapping[str, Any], keys: Collection[str]) -> bytes:
     if envelope.get("payloadType") != PAYLOAD_TYPE:
-        raise GovernanceBroken("G102", "it is no envelope of a statement")
+        raise GovernanceBroken("G102", "it has no signed statement", hint=_BACKUP)
     try:
         return dsse.verify(envelope, keys)
+    except GovernanceBroken:
+        what = "the experiment's run key has not signed it as it is"
+        hint = "it was edited, or is another experiment's: put the right one back from a backup"
+        raise GovernanceBroken("G102", what, hint=hint) from None
     except ValueError:  # a key is none
-        raise GovernanceBroken("G102", "a public key is not 64 hex digits") from None
+        raise GovernanceBroken("G102", "a public key is not 64 hex digits", hint=_BACKUP) from None
 
 
 def _predicate(payload: bytes) -> dict[str, Any]:
@@ -216,7 +240,7 @@ def _predicate(payload: bytes) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise GovernanceBroken("G102", "its statement is damaged")
+        raise GovernanceBroken("G102", "its statement is no JSON with a predicate", hint=_BACKUP)
     return found
 
 
@@ -225,4 +249,5 @@ def _build(kind: type[Any], payload: bytes) -> Any:
     try:
         return typed_fields.build(kind, _predicate(payload))
     except (TypeError, ValueError, RecursionError) as error:
-        raise GovernanceBroken("G102", f"its statement is damaged: {error}") from None
+        what = f"its statement lacks something, or has what it must not: {error}"
+        raise GovernanceBroken("G102", what, hint=_BACKUP) from None

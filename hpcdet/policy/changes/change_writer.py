@@ -99,8 +99,13 @@ class ChangeWriter:
         change = replace(self._begun("revoke", before, after, reason), source=source)
         return self._write(change, after)
 
-    def override(self, code: str, reason: str) -> WrittenChange:
-        """Let training go on where a check fails.
+    def override(self, code: str, reason: str, trial: int = 0, until: int = 0) -> WrittenChange:
+        """Let training go on where a check of a resume fails.
+
+        Args:
+            trial: the only one that may; 0: all.
+            until: the last step, in batches, of checkpoints for which it counts, also of those
+                that are made from now on; 0: for those of attempts that have begun by now.
 
         Raises:
             PolicyRefused: the check cannot be overridden; its own code, or P01 of what is none.
@@ -112,8 +117,8 @@ class ChangeWriter:
             what = refusal.removeprefix(f"{code} ")
             raise PolicyRefused(code if what != refusal else "P01", what, hint=hint)
         before = self.history.newest
-        change = replace(self._begun("override", before, before, reason), code=code)
-        return self._write(change, before)
+        change = self._begun("override", before, before, reason)
+        return self._write(replace(change, code=code, trial=trial, until=until), before)
 
     def _refuse_stranger(self, key: str, before: CompiledPolicy) -> None:
         trusted = {one.key: one.id for one in before.trust if one.role == "policy"}
@@ -151,8 +156,17 @@ class ChangeWriter:
     ) -> WrittenChange:
         path = self._paths.policy_changes / f"{change.number:04d}.json"
         record = change_records.sign(change, self._key)
+        written = change_records.to_file(record, approvals)
+        if len(approvals) > change_records.APPROVALS or len(written) > change_records.LARGEST:
+            raise PolicyRefused(
+                "G108",
+                f"it has {len(approvals)} approvals and {len(written)} bytes, and a record at most "
+                f"{change_records.APPROVALS} and {change_records.LARGEST}",
+                where=after.name,
+                hint="give the approvals that the policy in effect asks for, each once",
+            )
         try:
-            mine = files.write_once(path, change_records.to_file(record, approvals))
+            mine = files.write_once(path, written)
         except OSError as error:
             what = f"cannot write: {error.strerror}"
             raise Unavailable(what, where=str(path)) from error

@@ -7,7 +7,7 @@ before it, that what it changes may change, and that whoever has to has approved
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.errors import ConfigError
@@ -42,7 +42,6 @@ class PolicyHistory:
     policies: tuple[CompiledPolicy, ...]
     changes: tuple[PolicyChange, ...] = ()
     last: str = ""
-    overrides: Mapping[str, PolicyChange] = field(default_factory=dict)
 
     @property
     def newest(self) -> CompiledPolicy:
@@ -87,8 +86,12 @@ def _records(paths: ExperimentPaths) -> list[Path]:
     folder = paths.policy_changes
     try:
         names = [one.name for one in folder.iterdir() if change_records.NAME.fullmatch(one.name)]
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return []
+    except OSError as error:
+        what = f"cannot list the changes of the policy: {error.strerror}"
+        hint = f"see that you may read it: ls -ld {folder}"
+        raise GovernanceBroken("G108", what, where=str(folder), hint=hint) from None
     numbers = sorted(int(name.partition(".")[0]) for name in names)
     for wanted, number in enumerate(numbers, 1):
         if number != wanted:
@@ -99,9 +102,12 @@ def _records(paths: ExperimentPaths) -> list[Path]:
     try:
         for one in (folder, *found):
             trust.refuse_writable_by_others(one, "policy's changes")
-    except (ConfigError, FileNotFoundError) as error:
-        what = error.what if isinstance(error, ConfigError) else "a name is not written so"
-        hint = error.hint if isinstance(error, ConfigError) else "names are 0001.json, 0002.json"
+    except ConfigError as error:
+        where, hint = error.where or str(folder), error.hint
+        raise GovernanceBroken("G108", error.what, where=where, hint=hint) from None
+    except OSError as error:
+        what = f"cannot look at {error.filename}: {error.strerror}"
+        hint = "names are 0001.json, 0002.json and so on, and none leads into nothing"
         raise GovernanceBroken("G108", what, where=str(folder), hint=hint) from None
     return found
 
@@ -112,13 +118,11 @@ def _after(found: PolicyHistory, change: PolicyChange, file: ChangeFile) -> Poli
     if change.number != number or change.previous != found.last or change.before != before.digest:
         hint = "hpcdet policy change writes them in their order: put the folder back from a backup"
         raise GovernanceBroken("G108", "it does not follow the change before it", hint=hint)
-    overrides = dict(found.overrides)
     if change.act == "override":
         refusal = not_overridable(change.code)
         if refusal:
             raise GovernanceBroken("G108", refusal)
         after = before
-        overrides[change.code] = change
     elif change.act == "revoke":
         after = before.denying({change.source})
     else:
@@ -126,7 +130,7 @@ def _after(found: PolicyHistory, change: PolicyChange, file: ChangeFile) -> Poli
         require_allowed(before, after, file.approvals, change.run)
     if after.digest != change.after:
         raise GovernanceBroken("G108", "the policy after it is not the one that it says")
-    return PolicyHistory((*found.policies, after), (*found.changes, change), file.digest, overrides)
+    return PolicyHistory((*found.policies, after), (*found.changes, change), file.digest)
 
 
 def require_allowed(

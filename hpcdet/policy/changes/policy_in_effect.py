@@ -21,14 +21,12 @@ class PolicyInEffect:
         history: the policies that were in effect before it, the submitted one first, each without
             what had ended by itself; the newest last.
         dropped: sources that the newest one has and ``policy`` denies everywhere, with the reason.
-        overrides: G codes whose checks do not stop training, with the reason given.
         acts: changes, in order, as ``{"number", "act", "kind", "by", "reason", ...}``.
     """
 
     policy: CompiledPolicy
     history: tuple[CompiledPolicy, ...]
     dropped: Mapping[str, str] = field(default_factory=dict)
-    overrides: Mapping[str, str] = field(default_factory=dict)
     acts: tuple[Mapping[str, Any], ...] = ()
 
     @property
@@ -53,7 +51,6 @@ class PolicyInEffect:
             "policy": self.policy.to_json(),
             "history": [one.to_json() for one in self.history],
             "dropped": dict(self.dropped),
-            "overrides": dict(self.overrides),
             "acts": [dict(one) for one in self.acts],
         }
 
@@ -64,7 +61,6 @@ class PolicyInEffect:
             CompiledPolicy.from_json(told["policy"]),
             tuple(CompiledPolicy.from_json(one) for one in told["history"]),
             dict(told["dropped"]),
-            dict(told["overrides"]),
             tuple(told["acts"]),
         )
 
@@ -88,6 +84,25 @@ class PolicyInEffect:
         ended = [(name, why) for name, why in self.dropped.items() if name not in dropped]
         drops = ({"act": "drop", "source": name, "reason": why} for name, why in ended)
         return [*self.acts[made:], *drops]
+
+    def overriding(self, trial: int, made: int, step: int) -> dict[str, Mapping[str, Any]]:
+        """The act that overrides each check at a resume, by G code; the newest one counts.
+
+        Args:
+            trial: the one that goes on.
+            made: how many acts there were when its checkpoint was made.
+            step: of the checkpoint.
+        """
+        return {
+            act["code"]: act
+            for act in self.overrides(trial)
+            if act["number"] > made or step <= act["until"]
+        }
+
+    def overrides(self, trial: int) -> list[Mapping[str, Any]]:
+        """The acts that override checks of a trial, whichever its checkpoint is."""
+        of_all = (0, trial)
+        return [one for one in self.acts if one["act"] == "override" and one["trial"] in of_all]
 
 
 def in_effect(
@@ -125,7 +140,6 @@ def in_effect(
             where="policy.json",
             hint="change the policy (hpcdet policy change): with a new agreement",
         )
-    overrides = {code: one.reason for code, one in history.overrides.items()}
     acts = tuple(
         {
             "number": one.number,
@@ -135,12 +149,14 @@ def in_effect(
             "reason": one.reason,
             "source": one.source,
             "code": one.code,
+            "trial": one.trial,
+            "until": one.until,
             "before": one.before,
             "after": one.after,
         }
         for one in history.changes
     )
-    return PolicyInEffect(policy, history.policies, dropped, overrides, acts)
+    return PolicyInEffect(policy, history.policies, dropped, acts)
 
 
 def ended(source: DataSource, today: datetime.date) -> str:

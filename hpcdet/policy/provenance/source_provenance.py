@@ -25,6 +25,8 @@ class SourceProvenance:
         root: Merkle root of its manifest; "" without a manifest.
         complete: its chain is complete, and its data are what was admitted.
         reason: why it is not complete; "" if it is.
+        failed: what the check of it has found that stops a trial (G111), where that may be
+            overridden; "" else.
         links_verified, links_required: of its chain; 0 without one.
         agreement, expires: of its use, "" without one.
         digests: file of its records' digests; "" if its manifest has none.
@@ -36,6 +38,7 @@ class SourceProvenance:
     root: str = ""
     complete: bool = False
     reason: str = "the source has no provenance chain"
+    failed: str = ""
     links_verified: int = 0
     links_required: int = 0
     agreement: str = ""
@@ -52,6 +55,7 @@ def verified(
     revoked: Collection[str] = (),
     without: Collection[str] = (),
     today: datetime.date | None = None,
+    tolerant: bool = False,
 ) -> list[SourceProvenance]:
     """Verify the manifests, chains and data that a policy names, before training reads the data.
 
@@ -64,6 +68,7 @@ def verified(
         revoked: sources, digests of links, and keys that are withdrawn.
         without: sources that are trained no more, of which nothing is demanded.
         today: in UTC if not given.
+        tolerant: G111 is not raised: who calls finds it in ``failed``.
 
     Returns:
         An item for each other source, in their order.
@@ -74,11 +79,19 @@ def verified(
             revoked, or its agreement has ended (G112).
     """
     trust = [one.key for one in policy.trust if one.role == "data"]
-    return [
-        _verified(one, policy, folder, trust, deep=deep, revoked=revoked, today=today)
-        for one in policy.sources
-        if one.id not in without
-    ]
+    found = []
+    for one in policy.sources:
+        if one.id in without:
+            continue
+        try:
+            how: Any = {"deep": deep, "revoked": revoked, "today": today}
+            found.append(_verified(one, policy, folder, trust, **how))
+        except GovernanceBroken as error:
+            if not tolerant or error.check != "G111":
+                raise
+            what = f"{error.where}: {error.what.removeprefix('G111: ')}"
+            found.append(SourceProvenance(one.id, reason=what, failed=what))
+    return found
 
 
 def refuse_incomplete(policy: CompiledPolicy, folder: Path) -> None:

@@ -10,7 +10,7 @@ from hpcdet.checkpoint import Attest, LoadedState, Manifest
 from hpcdet.core.training import Cause
 from hpcdet.data import rng
 from hpcdet.errors import ConfigError, Unrecoverable
-from hpcdet.policy.codes import RESUME_CODES
+from hpcdet.policy.codes import ALARMS, RESUME_CODES
 from hpcdet.process.console import say
 from hpcdet.pytorch.api.callback import PyTorchCallback
 from hpcdet.pytorch.api.context import PyTorchTrialContext
@@ -225,8 +225,9 @@ class Saves:
         Raises:
             GovernanceBroken: one of these checks has failed.
         """
-        accounts = self._context.core.governance.accounts
-        return [] if accounts is None else accounts.verify(loaded)
+        governance = self._context.core.governance
+        accounts = governance.accounts
+        return [] if accounts is None else accounts.verify(loaded, governance.overrides(loaded))
 
     def _verify(self, loaded: LoadedState, known: list[Check]) -> None:
         """Verify what the checkpoint holds of the policy, and record all checks.
@@ -251,15 +252,15 @@ class Saves:
             records=self._progress.units.records,
             order=self.feed.order,
             inherited=inherited,
+            overrides=governance.overrides(loaded),
         )
         checks += self._compare_fingerprints(loaded) + governance.state.settle()
-        if any(one.code == "G105" and one.outcome == "unknown" for one in checks):
-            governance.state.complete = False
+        governance.state.judge(checks)
         checks.sort(key=lambda one: one.number)
         self._session.tracker.record("governance", checks=[asdict(one) for one in checks])
         for one in checks if self._session.ranks.chief else ():
-            if one.outcome == "warned":
-                say(f"{one.code}: {RESUME_CODES[one.code]}: {one.detail}")
+            if one.outcome in ALARMS:
+                say(f"{one.code} {one.outcome}: {RESUME_CODES[one.code]}: {one.detail}")
         self._begin_accounts(loaded.manifest, checks)
 
     def _fingerprints(
@@ -273,17 +274,19 @@ class Saves:
 
     def _compare_fingerprints(self, loaded: LoadedState) -> list[Check]:
         """Compare the restored state with the fingerprints in its checkpoint."""
-        prints = self._context.core.governance.fingerprints
+        governance = self._context.core.governance
+        prints = governance.fingerprints
         assert prints is not None
         private = loaded.private or {}
         block = loaded.manifest.meta.get("governance") or {}
-        if (state := self._context.core.governance.state) and not loaded.manifest.inherited:
+        if (state := governance.state) and not loaded.manifest.inherited:
             state.conformance = block.get("conformance")  # until a probe measures it again
         return prints.compare(
             block,
             trial_state.parameters(self._context),
             trial_state.optimizers(self._context),
             private.get("rng"),
+            governance.overrides(loaded),
             inherited=loaded.manifest.inherited,
         )
 

@@ -39,7 +39,8 @@ class CheckView:
     code: str
     """Its G code."""
     outcome: str
-    """``passed``, ``recorded`` or ``unknown``; a check that fails stops the trial."""
+    """``passed``, ``recorded``, ``warned``, ``dropped`` (a source), ``unknown``, or ``overridden``:
+    it has failed, and a signed record answers for it; else a check that fails stops the trial."""
     detail: str
     """What was found."""
 
