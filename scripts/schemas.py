@@ -51,7 +51,9 @@ def views() -> dict[str, tuple[type, ...]]:
         module = importlib.import_module(f"hpcdet.cli.{verb.module}")
         _import_all(getattr(module, verb.attribute))
     order = list(VERBS)
-    return dict(sorted(VIEWS.items(), key=lambda one: order.index(one[0].partition(".")[0])))
+    return dict(
+        sorted(VIEWS.items(), key=lambda one: (order.index(one[0].partition(".")[0]), one[0]))
+    )
 
 
 def _import_all(command: click.Command) -> None:

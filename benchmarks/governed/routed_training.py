@@ -14,7 +14,8 @@ from hpcdet.guard.routing.governed_models import GovernedModels
 from hpcdet.guard.routing.router import Route, Router
 from hpcdet.guard.routing.row_sources import RowSources
 from hpcdet.guard.stepping.optimizers import GovernedOptimizers
-from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup, admitted_share
+from hpcdet.policy.admission import admitted_share
+from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup
 
 Codes = NDArray[np.int64]
 

@@ -21,8 +21,9 @@ from hpcdet.guard.routing.governed_models import GovernedModels
 from hpcdet.guard.routing.row_sources import RowSources
 from hpcdet.guard.stepping.optimizers import Gather, GovernedOptimizers
 from hpcdet.guard.stepping.windows import Vector
+from hpcdet.policy.admission import admitted_share
 from hpcdet.policy.codes import PolicyRefused
-from hpcdet.policy.compiled import CompiledPolicy, Matrix, admitted_share
+from hpcdet.policy.compiled import CompiledPolicy, Matrix
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ POLICY_CODES: Mapping[str, str] = {
     "P15": "a gradient was not computed by context.backward",
     "P16": "a framework is not governed",
     "P17": "jobs cannot run, or could run elsewhere than, where the policy requires",
+    "P18": "the policy does not allow training without routing",
 }
 """Refusals of a policy, before or while a trial trains under it; exit code 4."""
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -34,7 +34,8 @@ MIX = "+"
 Matrix: TypeAlias = "NDArray[np.float64]"
 """Weights in [0, 1], float64[sources, layers]: how much of a source's gradient a layer gets."""
 
-Assurance = Literal["direct", "state_clean", "isolated"]
+Assurance = Literal["none", "direct", "state_clean", "isolated"]
+"""``none``: of the control of an ablation, which is trained without routing."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,8 @@ class CompiledPolicy:
         sources: in the order of their names, which gives them their codes.
         matrix: weights, one row per source, one column per layer.
         probe_every: batches between two probes of the live model; 0: the first step only.
+        ablation: whether a control may be trained without routing.
+        ablates: the experiment of which this is the control; "" if it is none.
     """
 
     name: str
@@ -237,6 +240,8 @@ class CompiledPolicy:
     ledger: LedgerRules = LedgerRules()
     changes: Changes = Changes()
     probe_every: int = 500
+    ablation: Literal["refused", "allowed"] = "refused"
+    ablates: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what no compiler makes.
@@ -254,6 +259,8 @@ class CompiledPolicy:
             raise ValueError("weights are not one per source and layer")
         if not all(math.isfinite(w) and 0 <= w <= 1 for row in self.matrix for w in row):
             raise ValueError("a weight is not a number from 0 to 1")
+        if (self.assurance == "none") != bool(self.ablates):
+            raise ValueError("the control of an ablation, and nothing else, assures none")
         for one in self.layers:
             re.compile(one.match)
 
@@ -289,8 +296,12 @@ class CompiledPolicy:
         return _digest(self.encode())
 
     def encode(self) -> dict[str, Any]:
-        """The content of ``policy.json``, without its digest."""
-        return {"schema": SCHEMA, **dataclasses.asdict(self)}
+        """The content of ``policy.json``, without its digest; of ablations only where one is."""
+        found = {"schema": SCHEMA, **dataclasses.asdict(self)}
+        for key, default in (("ablation", "refused"), ("ablates", "")):
+            if found[key] == default:
+                del found[key]
+        return found
 
     def to_json(self) -> str:
         """The text of ``policy.json``."""
@@ -350,48 +361,3 @@ class PolicyText:
 def _digest(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-
-# -- exposure ------------------------------------------------------------------------------
-
-
-def exposure(policy: CompiledPolicy, counts: Mapping[str, int]) -> Matrix:
-    """E: the units of each source that each layer was permitted to learn from.
-
-    ``E[s, l] = sum of n_k min(M[k, l])`` over the kinds of rows that s is among: a row of several
-    sources counts for each of them, by the least of their weights.
-
-    Args:
-        counts: rows by their source, or by their sources: ``a+b``.
-
-    Returns:
-        float64[sources, layers], in rows times weight.
-
-    Raises:
-        KeyError: a source is unknown.
-    """
-    import numpy as np
-
-    codes, weights = policy.codes, policy.weights()
-    found = np.zeros_like(weights)
-    for name, units in counts.items():
-        members = [codes[one] for one in name.split(MIX)]
-        found[members] += units * weights[members].min(axis=0)
-    return found
-
-
-def admitted_share(counts: Sequence[int] | NDArray[np.int64], weights: Matrix) -> Matrix:
-    """D / N: the share of a batch that each layer admits, float64[layers], in [0, 1].
-
-    Gradients that are means over the whole batch become, divided by it, means over what each
-    layer admits.
-
-    Args:
-        counts: rows of each kind, not all 0.
-        weights: float64[kinds, layers].
-    """
-    import numpy as np
-
-    rows = np.asarray(counts, dtype=np.float64)
-    share: Matrix = rows @ weights / rows.sum()
-    return share

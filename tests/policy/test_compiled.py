@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpcdet.policy.admission import exposure
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import (
     CompiledPolicy,
@@ -21,7 +22,6 @@ from hpcdet.policy.compiled import (
     TrustedKey,
     Twins,
     UseAgreement,
-    exposure,
 )
 
 POLICY = CompiledPolicy(

@@ -19,8 +19,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcdet.policy.admission import exposure
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup, exposure
+from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup
 from hpcdet.policy.ledger import records, seals
 from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead, LedgerOwner
 from hpcdet.policy.ledger.verify import LedgerExposure, VerifiedLedger, verify

@@ -245,7 +245,7 @@ def test_every_field_of_a_policy_is_compared() -> None:
     compared = {
         *("layers", "sources", "matrix", "assurance", "normalize", "unknown_source", "mixed"),
         *("trust", "coverage", "entropy", "memorization", "requires", "ledger", "changes"),
-        *("probe_every", "name", "version", "text_digest"),
+        *("probe_every", "name", "version", "text_digest", "ablation", "ablates"),
     }
     assert {one.name for one in dataclasses.fields(CompiledPolicy)} == compared
 

@@ -367,7 +367,9 @@ def _with_model(view: PolicyView, policy: CompiledPolicy, model: ModelLayers) ->
 
 def _print(view: PolicyView) -> None:
     """Print a policy's table for people, what it assures in large letters."""
-    click.echo(f"{view.name}, version {view.version}: {view.assurance.upper().replace('_', ' ')}")
+    assured = view.assurance.upper().replace("_", " ")
+    control = " (ABLATION)" if view.assurance == "none" else ""
+    click.echo(f"{view.name}, version {view.version}: {assured}{control}")
     click.echo(view.policy_digest)
     columns = [Column("SOURCE", "")]
     columns += [Column(name, "", right=True, cut=False) for name in view.layers]

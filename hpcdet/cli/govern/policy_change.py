@@ -142,8 +142,8 @@ def override(out: Output, id: str, code: str, reason: str, until: int | None) ->
     (G115) and leaks (G123) cannot be overridden.
 
     \b
-    Examples: hpcdet policy override digits-7f3a/2 --code G120 --reason "new torch"
-              hpcdet policy override digits-7f3a --code G117 --until 9000 --reason "new band"
+    Examples: hpcdet policy override ab12/2 --code G120 --reason "new torch"
+              hpcdet policy override ab12 --code G117 --until 900 --reason "gone"
     """
     from hpcdet.policy.changes.change_writer import ChangeWriter
     from hpcdet.read.lookup import find

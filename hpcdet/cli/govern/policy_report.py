@@ -66,14 +66,17 @@ def _print(row: GovernanceView) -> None:
     statement = row.statement.upper() if row.statement != "none" else "NONE REQUIRED"
     at = f" ({escaped(row.checkpoint)})" if row.checkpoint else ""
     click.echo(f"\ntrial {row.trial} at step {row.step}{at}")
-    routing = "" if row.routed else "   ROUTING OFF: THE CONTROL OF AN ABLATION"
-    click.echo(f"ASSURANCE {row.assurance.upper()}   STATEMENT OF NODES {statement}{routing}")
+    control = " (ABLATION)" if row.ablates else ""
+    click.echo(f"ASSURANCE {row.assurance.upper()}{control}   STATEMENT OF NODES {statement}")
+    if row.ablates:
+        _say(f"The control of {row.ablates}: every source changed every layer.")
     _say(f"It records {row.records}. Influence remains by {'; '.join(row.residual_channels)}.")
     if not row.complete:
         _say("THE HISTORY OF THE WEIGHTS IS NOT KNOWN from their beginning.")
     _exposure(row)
     _entropies(row)
     _measured(row)
+    _cost(row)
     if row.memorization is not None:
         click.echo("twins at the last validation (d: a withheld record's loss less its twin's)")
         for source, found in row.memorization.items():
@@ -139,6 +142,22 @@ def _measured(row: GovernanceView) -> None:
         for pair in zip(probe.routed, probe.unrouted, strict=True)
     ]
     _table(probe.sources, probe.layers, norms)
+
+
+def _cost(row: GovernanceView) -> None:
+    if not row.ablates:
+        return
+    if not row.cost:
+        _say(f"{row.ablates} has no such trial to compare with.")
+        return
+    click.echo(f"what routing costs, beside {escaped(row.ablates)}/{row.trial}")
+    rows = [f"{one.what} at {one.step}" if one.step else one.what for one in row.cost]
+    cells = [[_value(one.routed), _value(one.unrouted)] for one in row.cost]
+    _table(rows, ("routed", "not routed"), cells)
+
+
+def _value(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def _history(row: GovernanceView) -> Iterator[str]:

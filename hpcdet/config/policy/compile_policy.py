@@ -291,6 +291,7 @@ def _assembled(policy: PolicyKeys, matrix: list[list[float]], digest: str) -> to
             policy.changes.revoke.action,
         ),
         probe_every=policy.probe_every.batches,
+        ablation=policy.ablation,
     )
 
 

@@ -322,3 +322,5 @@ class PolicyKeys(PolicySection):
     """How the ledger is written."""
     changes: ChangesKeys = ChangesKeys.model_construct()
     """Approvals that changes of the policy need."""
+    ablation: Literal["refused", "allowed"] = "refused"
+    """Whether hpcdet fork --without-routing may train every source in every layer, as a control."""

@@ -13,7 +13,8 @@ from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order
 from hpcdet.data.sourced import Codes
 from hpcdet.guard.counting.row_kinds import RowKinds
-from hpcdet.policy.compiled import CompiledPolicy, Matrix, exposure
+from hpcdet.policy.admission import exposure
+from hpcdet.policy.compiled import CompiledPolicy, Matrix
 
 Counts = NDArray[np.int64]
 """Rows of each kind, int64[kinds]."""
@@ -53,7 +54,7 @@ class Exposure:
         return found
 
     def matrix(self, policy: CompiledPolicy) -> Matrix:
-        """E, float64[sources, layers of the policy] (``policy.compiled.exposure``)."""
+        """E, float64[sources, layers of the policy] (``policy.admission.exposure``)."""
         return exposure(policy, self.rows)
 
     def encode(self) -> dict[str, Any]:

@@ -50,6 +50,13 @@ def same_policy(
             f"change {made:04d} of the policy is gone, and the checkpoint was trained with it",
             "put the folder policies/ back from a backup",
         )
+    if before.ablates and not now.policy.ablates:
+        raise broken(
+            "G108",
+            f"its weights are of the control of an ablation of {before.ablates}: every source has "
+            "changed every layer",
+            "begin from a checkpoint that was trained under the policy",
+        )
     checks = [Check(10, "G110", "passed"), *ended_sources(now)]
     if now.policy.digest == before.digest:
         return [Check(8, "G108", "passed"), *checks]

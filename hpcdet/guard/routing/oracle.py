@@ -16,7 +16,8 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from hpcdet.guard.routing.layer_map import LayerMap
-from hpcdet.policy.compiled import Matrix, admitted_share
+from hpcdet.policy.admission import admitted_share
+from hpcdet.policy.compiled import Matrix
 
 Codes = NDArray[np.int64]
 Gradients = dict[str, torch.Tensor | None]

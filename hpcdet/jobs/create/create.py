@@ -28,7 +28,7 @@ from hpcdet.store.trials.history import History
 from hpcdet.store.trials.parents import Donation
 
 if TYPE_CHECKING:  # it brings numpy
-    from hpcdet.policy.compiled import PolicyText
+    from hpcdet.policy.compiled import CompiledPolicy, PolicyText
 
 _NAME = 40
 _ELSEWHERE = "make room for it, or say by HPCDET_ROOT where experiments shall be"
@@ -114,7 +114,7 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
         if loaded.policy is not None:
             files.write_once(paths.policy, loaded.policy.text.encode())
             files.write_once(paths.compiled_policy, loaded.policy.compiled.to_json().encode())
-        rules = _record(loaded.policy) if loaded.policy is not None else None
+        rules = _record(loaded.policy.compiled) if loaded.policy is not None else None
         _fill(paths, resolved, literal, site, model_dir, entries, include, purged, rules)
     except OSError as error:
         _undo(paths, purged)
@@ -127,7 +127,10 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
 
 
 def again(
-    source: ExperimentPaths, fill: Callable[[ExperimentPaths], None], name: str | None = None
+    source: ExperimentPaths,
+    fill: Callable[[ExperimentPaths], None],
+    name: str | None = None,
+    policy: CompiledPolicy | None = None,
 ) -> ExperimentPaths:
     """Make another experiment beside one: of the same config, code, site and secrets.
 
@@ -135,6 +138,7 @@ def again(
         fill: makes what else there is to be, before the folder counts as complete. What it
             raises leaves nothing behind.
         name: for the id, instead of the config's name.
+        policy: instead of the compiled policy of ``source``, of the same text.
 
     Raises:
         ConfigError: as ``create``, or the config of ``source`` cannot be read.
@@ -150,7 +154,7 @@ def again(
         if purged is not None:
             trust.refuse_writable_by_others(purged / paths.id, "experiment's folder on scratch")
         shutil.copytree(source.code, paths.code, symlinks=True)
-        files.write_once(paths.provenance, files.read(source.provenance))
+        files.write_once(paths.provenance, _provenance_again(source, policy))
         if purged is not None:
             scratch.link(paths, purged / paths.id)
             scratch.prepare(paths)
@@ -159,17 +163,23 @@ def again(
             (paths.secrets, source.secrets),
             (paths.history, source.history),
             (paths.policy, source.policy),
-            (paths.compiled_policy, source.compiled_policy),
+            (paths.compiled_policy, None if policy else source.compiled_policy),
         ):
-            if theirs.exists():
+            if theirs is not None and theirs.exists():
                 files.write_once(mine, files.read(theirs))
+        if policy is not None:
+            files.write_once(paths.compiled_policy, policy.to_json().encode())
+            governance = {**resolved.raw["governance"], "digest": policy.digest}
+            config = resolved_config.dump({**resolved.raw, "governance": governance})
+        else:
+            config = files.read(source.config)
         for change in sorted(source.policy_changes.glob("*.json")):
             files.write_once(paths.policy_changes / change.name, files.read(change))
         if source.origin.root.is_dir():
             hard_links.tree(source.origin.root, paths.origin.root)
         fill(paths)
         home.settle(paths)
-        files.write_once(paths.config, files.read(source.config))
+        files.write_once(paths.config, config)
     except OSError as error:
         _undo(paths, purged)
         what = f"cannot write: {error.strerror}"
@@ -178,6 +188,14 @@ def again(
         _undo(paths, purged)
         raise
     return paths
+
+
+def _provenance_again(source: ExperimentPaths, policy: CompiledPolicy | None) -> bytes:
+    """The provenance of ``source``, under another policy if one is given."""
+    text = files.read(source.provenance)
+    if policy is None:
+        return text
+    return files.canonical({**json.loads(text), "policy": _record(policy)}) + b"\n"
 
 
 def _governed(
@@ -203,10 +221,10 @@ def _governed(
     return {**resolved, "governance": governance}
 
 
-def _record(policy: PolicyText) -> dict[str, Any]:
+def _record(policy: CompiledPolicy) -> dict[str, Any]:
     """The entry for the policy in an experiment's provenance."""
-    compiled = policy.compiled
-    return {"name": compiled.name, "version": compiled.version, "digest": compiled.digest}
+    found = {"name": policy.name, "version": policy.version, "digest": policy.digest}
+    return found | ({"ablates": policy.ablates} if policy.ablates else {})
 
 
 def _undo(paths: ExperimentPaths, purged: Path | None) -> None:

@@ -10,7 +10,7 @@ from hpcdet.policy.changes import weight_changes
 from hpcdet.policy.changes.weight_changes import Kind
 from hpcdet.policy.compiled import CompiledPolicy, DataSource, UseAgreement
 
-_ASSURED = ("direct", "state_clean", "isolated")
+_ASSURED = ("none", "direct", "state_clean", "isolated")
 _UNKNOWN = ("drop", "deny")
 _MIXED = ("min", "reject")
 _NEVER = "9999-12-31"
@@ -50,6 +50,8 @@ def fixed_difference(before: CompiledPolicy, after: CompiledPolicy) -> str:
         missing = sorted(before.codes.keys() - after.codes.keys())
         more = f" ({', '.join(missing)} can be withdrawn by --revoke)" if missing else ""
         return f"its sources{more}"
+    if before.ablates != after.ablates:
+        return "that it is the control of an ablation"
     if before.normalize != after.normalize:
         return "normalize"
     if before.memorization != after.memorization:
@@ -80,6 +82,7 @@ def _rules(before: CompiledPolicy, after: CompiledPolicy) -> Iterator[tuple[str,
     yield "changes.loosen.approvals", _order(was.loosen_approvals, now.loosen_approvals)
     yield "changes.revoke.action", _order(was.revoke == "stop", now.revoke == "stop")
     yield "probe_every", _order(-(before.probe_every or 10**9), -(after.probe_every or 10**9))
+    yield "ablation", _order(before.ablation == "refused", after.ablation == "refused")
     yield from _trust(before, after)
     theirs = {one.id: one for one in after.sources}
     for one in before.sources:

@@ -40,7 +40,6 @@ def statement(model: GovernedModel) -> dict[str, Any]:
             },
             "assurance": account.assurance,
             "statementLevel": account.statement,
-            "routed": account.routed,
             "records": account.records,
             "residualChannels": account.residual_channels,
             "policy": {

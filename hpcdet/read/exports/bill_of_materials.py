@@ -112,7 +112,6 @@ def _governance(model: GovernedModel) -> Mapping[str, Any]:
     return {
         "assurance": account.assurance,
         "statement": account.statement,
-        "routed": account.routed,
         "policy.name": policy.name,
         "policy.version": policy.version,
         "policy.digest": policy.digest,

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcdet import __version__
 from hpcdet.errors import IntegrityError, NotFound, UsageError
-from hpcdet.policy.codes import GovernanceBroken
+from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import MIX, CompiledPolicy, DataSource
 from hpcdet.policy.provenance.chains import SourceChain
 from hpcdet.policy.provenance.source_manifests import SourceManifest
@@ -103,12 +103,21 @@ def governed_model(gathered: Gathered, trial: int = 0, checkpoint: str = "") -> 
 
     Raises:
         NotFound: there is no policy, or no such checkpoint.
+        PolicyRefused: P18: it is the control of an ablation.
         UsageError: a checkpoint without a trial.
         IntegrityError: a file is missing, is not listed, or has another size.
     """
     if gathered.config.governance is None:
         hint = "only models that trained under a policy are exported: hpcdet policy ls"
         raise NotFound("the experiment has no policy", where=gathered.id, hint=hint)
+    policy = CompiledPolicy.load(gathered.paths.compiled_policy)
+    if policy.ablates:
+        raise PolicyRefused(
+            "P18",
+            "it is the control of an ablation, whose layers every source has changed",
+            where=gathered.id,
+            hint=f"export {policy.ablates}; of a control, policy report says what there is",
+        )
     if checkpoint and not trial and len(gathered.trials) == 1:
         trial = gathered.trials[0].number
     if checkpoint and not trial:
@@ -118,7 +127,6 @@ def governed_model(gathered: Gathered, trial: int = 0, checkpoint: str = "") -> 
     folder = Path(row.path)
     manifest = manifests.read(folder)
     [account] = governance(gathered, row.trial, row.name)
-    policy = CompiledPolicy.load(gathered.paths.compiled_policy)
     before = (DataSource(name) for name in account.sources[len(policy.sources) :])
     metric = gathered.config.searcher.metric
     print_ = manifest["meta"].get("fingerprint")

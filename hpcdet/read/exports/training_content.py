@@ -103,9 +103,6 @@ def _source(one: SourceAccount) -> tuple[str, ...]:
 def _processing(model: GovernedModel) -> Iterator[str]:
     account = model.account
     yield from ("", "## 3. Processing", "")
-    if not account.routed:
-        yield "**This model is the control of an ablation: it was trained with routing off.**"
-        yield ""
     share = "not known" if account.admission is None else f"{100 * account.admission:.1f} %"
     yield f"Share of rows that the policy admitted: {share}."
     if not account.complete:

@@ -11,6 +11,7 @@ from hpcdet.goals import RESERVED
 from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.policy.memorization import twin_evidence
 from hpcdet.policy.memorization.twin_evidence import TwinEvidence
+from hpcdet.read.views.routing_cost import RoutingCostView, routing_cost
 from hpcdet.store.folder.layout import ExperimentPaths
 
 if TYPE_CHECKING:  # other verbs on policies need neither journals nor numpy
@@ -113,11 +114,13 @@ class GovernanceView:
     checkpoint: str
     """The name of that checkpoint; "" if there is none."""
     assurance: str
-    """``direct``, ``state_clean`` or ``isolated``."""
+    """``direct``, ``state_clean`` or ``isolated``; ``none`` of the control of an ablation."""
     statement: Literal["signed", "declared", "none"]
     """How nodes state what the policy requires of them."""
-    routed: bool
-    """False in the control of an ablation: every source changed every layer."""
+    ablates: str
+    """The experiment of which this is the control, trained without routing; "" if it is none."""
+    cost: list[RoutingCostView]
+    """Of a control: the trial of the same number, with routing and without."""
     records: str
     """What the account is about."""
     residual_channels: list[str]
@@ -182,10 +185,12 @@ def governance(
         return []
     policy = CompiledPolicy.load(gathered.paths.compiled_policy)
     chosen = [one for one in gathered.trials if trial in (0, one.number)]
-    return [_view(one, policy, checkpoint) for one in chosen]
+    return [_view(gathered, one, policy, checkpoint) for one in chosen]
 
 
-def _view(trial: GatheredTrial, policy: CompiledPolicy, checkpoint: str) -> GovernanceView:
+def _view(
+    gathered: Gathered, trial: GatheredTrial, policy: CompiledPolicy, checkpoint: str
+) -> GovernanceView:
     from hpcdet.policy import measures
     from hpcdet.read.experiment import governed_checkpoint
 
@@ -209,7 +214,8 @@ def _view(trial: GatheredTrial, policy: CompiledPolicy, checkpoint: str) -> Gove
         checkpoint=said.name,
         assurance=policy.assurance,
         statement=_statement(policy),
-        routed=True,
+        ablates=policy.ablates,
+        cost=routing_cost(gathered, trial, policy) if policy.ablates else [],
         records=RECORDED,
         residual_channels=list(RESIDUAL_CHANNELS[policy.assurance == "isolated" :]),
         policy_digest=policy.digest,
