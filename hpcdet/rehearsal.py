@@ -13,6 +13,7 @@ from pathlib import Path
 import hpcdet.pytorch.entry  # noqa: F401 - once, before both attempts are forked
 from hpcdet.process.location import AttemptLocation
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.names import REHEARSAL
 from hpcdet.store.folder.records import Control, Trial, Verdict
 from hpcdet.store.fs import files
 from hpcdet.units import Length
@@ -40,7 +41,7 @@ def rehearse(experiment: Path, trial: int, run: Run) -> int:
         print(f"hpcdet: there is no trial {trial} in {source.root}", file=sys.stderr)
         return 1
     # beside it: who has made that one removes both, even if this process is killed
-    with tempfile.TemporaryDirectory(prefix=".hpcdet-test-", dir=source.root.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=REHEARSAL, dir=source.root.parent) as folder:
         copy = ExperimentPaths(Path(folder) / source.id)
         copy.root.mkdir()
         shutil.copytree(source.code, copy.code)

@@ -6,13 +6,15 @@ A row changes one thing of an experiment that is right, as the first test shows.
 from __future__ import annotations
 
 import datetime
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hpcdet.policy.codes import GovernanceBroken
+from hpcdet.config.policy.anchor_places import refuse_unusable
+from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.store.folder.layout import ExperimentPaths
 from tests import TOP
 from tests.builders import Builder
@@ -130,6 +132,30 @@ ROWS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
         "governance.policy",
         "leave it out",
     ),
+    "unknown anchor": (
+        edited("coverage:", "ledger: {anchor: [slurm_comment]}\ncoverage:"),
+        "an anchor is syslog, file:DIR, or {command: [PROGRAM, ...]}",
+        "ledger.anchor",
+        "",
+    ),
+    "anchor without a command": (
+        edited("coverage:", "ledger: {anchor: [{command: []}]}\ncoverage:"),
+        "{command: [PROGRAM, ...]}",
+        "ledger.anchor",
+        "",
+    ),
+    "anchor in a relative folder": (
+        edited("coverage:", "ledger: {anchor: ['file:worm']}\ncoverage:"),
+        "the folder of an anchor has an absolute path, and 'worm' has none",
+        "ledger.anchor",
+        "",
+    ),
+    "anchor with a relative program": (
+        edited("coverage:", "ledger: {anchor: [{command: [./log, x]}]}\ncoverage:"),
+        "'./log' is neither a name on PATH nor an absolute path",
+        "ledger.anchor",
+        "",
+    ),
     "others may write": (writable, "everybody", POLICY, "chmod go-w"),
 }
 
@@ -145,6 +171,80 @@ def test_bad_policies_are_refused_by_check_and_plan_alike(cli: Cli, folder: Path
         assert "Traceback" not in err
     cli("submit", folder / CONFIG, "--site", "local", "--prepare", "--no-test", code=4)
     assert list(cli.root.iterdir()) == [], "nothing was made"
+
+
+@pytest.mark.parametrize(
+    ("mode", "says", "repair"),
+    [
+        (None, "No such file or directory", "storage that nodes and this host share"),
+        (0, "it is no folder", "name the folder"),
+        (0o777, "everybody may remove what it holds", "chmod o-w"),
+        (0o1777, "", ""),
+        (0o2770, "", ""),
+    ],
+)
+def test_a_folder_that_cannot_be_an_anchor_is_refused_before_anything_is_made(
+    mode: int | None, says: str, repair: str, cli: Cli, folder: Path, tmp_path: Path
+) -> None:
+    worm = tmp_path / "worm"
+    if mode:
+        worm.mkdir()
+        worm.chmod(mode)
+    elif mode == 0:
+        worm.touch()
+    edited("coverage:", f"ledger: {{anchor: ['file:{worm}']}}\ncoverage:")(folder)
+    cli("policy", "check", folder / POLICY)  # of the text, which other hosts may have
+    err = flat(cli("plan", folder / CONFIG, "--site", "local", code=4 if says else 0).err)
+    if says:
+        assert f"ledger.anchor: file:{worm}: P01: the anchor cannot be used: {says}" in err
+        assert repair in err
+        cli("submit", folder / CONFIG, "--site", "local", "--prepare", "--no-test", code=4)
+        assert list(cli.root.iterdir()) == []
+    else:
+        assert f"you own {worm}: it shows damage, and not what you change yourself" in err
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_a_folder_of_somebody_else_is_no_anchor_for_who_may_not_write_in_it(
+    tmp_path: Path,
+) -> None:
+    for one in (tmp_path, *tmp_path.parents):
+        if one.stat().st_uid == os.getuid() and one != Path("/tmp"):
+            one.chmod(one.stat().st_mode | 0o011)
+    worm = tmp_path / "worm"
+    worm.mkdir()
+    worm.chmod(0o750)
+    said = tmp_path / "said"
+    said.touch()
+    said.chmod(0o666)
+    child = os.fork()
+    if child == 0:
+        os.setgid(54_321)
+        os.setuid(54_321)
+        try:
+            refuse_unusable([f"file:{worm}"])
+        except PolicyRefused as error:
+            said.write_text(str(error))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert "you may not make files in it" in said.read_text()
+    worm.chmod(0o1777)
+    assert "you own" in refuse_unusable([f"file:{worm}"])[0]
+
+
+def test_a_program_or_a_syslog_that_this_host_has_not_is_a_warning(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes may have them; there a failing anchor is told by the attempt."""
+    monkeypatch.setattr("hpcdet.config.policy.anchor_places._SYSLOG", folder / "none")
+    asked = (
+        "ledger: {anchor: [syslog, {command: [rekor-none, upload]}, {command: [ls]}]}\ncoverage:"
+    )
+    edited("coverage:", asked)(folder)
+    err = flat(cli("plan", folder / CONFIG, "--site", "local").err)
+    assert "ledger.anchor: there is no program rekor-none on this host: nodes need it" in err
+    assert "ledger.anchor: syslog: there is no" in err and " ls " not in err
 
 
 def flat(text: str) -> str:

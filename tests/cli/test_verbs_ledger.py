@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hpcdet.policy.ledger import records
+from hpcdet.policy.compiled import LedgerRules
+from hpcdet.policy.ledger import anchored, records
+from hpcdet.policy.ledger.anchored import AnchoredHead
 from hpcdet.policy.ledger.records import LedgerOwner
 from hpcdet.policy.ledger.writer import LedgerWriter
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from tests.builders import Builder
-from tests.commands import Cli
+from tests.commands import Cli, Ran
 from tests.policy.test_ledger import KEY, POLICY
+
+TIME = "2026-11-24T05:00:00.000000Z"
 
 
 @pytest.fixture
@@ -86,3 +93,143 @@ def test_a_layer_is_asked_what_it_may_have_learned_from(cli: Cli, trial: TrialPa
 
 def bare(cli: Cli) -> str:
     return Builder(cli.root / "bare-2").paths.id
+
+
+# -- anchors ------------------------------------------------------------------------------------
+
+
+def heads(trial: TrialPaths, *seqs: int, attempt: int = 1) -> bytes:
+    found = records.read(attempt, trial.attempt(attempt).ledger)
+    assert found is not None
+    each = (AnchoredHead("ruled-1", 1, attempt, n, found.hashes[n], TIME) for n in seqs)
+    return b"".join(one.to_bytes() + b"\n" for one in each)
+
+
+@pytest.fixture
+def worm(trial: TrialPaths, tmp_path: Path) -> Path:
+    """A folder that the experiment's policy has as its anchor."""
+    folder = tmp_path / "worm"
+    folder.mkdir()
+    anchor(trial, f"file:{folder}")
+    return folder
+
+
+def anchor(trial: TrialPaths, *anchors: str) -> None:
+    policy = dataclasses.replace(POLICY, ledger=LedgerRules(1000, anchors))
+    (trial.root.parent.parent / "policy.json").write_text(policy.to_json())
+
+
+def file_of(worm: Path, number: int = 1) -> Path:
+    return anchored.path_in(worm, "ruled-1", number, os.geteuid())
+
+
+def warnings(ran: Ran) -> list[str]:
+    found: list[str] = json.loads(ran.out)["warnings"]
+    return found
+
+
+def cut(trial: TrialPaths, keep: int) -> None:
+    path = trial.attempt(1).ledger
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:keep]))
+
+
+def test_anchors_of_the_policy_are_read_by_themselves(
+    cli: Cli,
+    trial: TrialPaths,
+    worm: Path,
+) -> None:
+    file_of(worm).write_bytes(heads(trial, 1, 8))
+    ran = cli("ledger", "verify", "ruled-1", "-o", "json")
+    [item] = ran.items
+    assert item["ok"] and warnings(ran) == []
+    assert item["anchors"] == [{"anchor": f"file:{worm}", "heads": 2, "behind": 0}]
+    assert "UNANCHORED" in cli("ledger", "verify", "ruled-1/1").out
+
+
+def test_a_ledger_that_was_cut_and_one_that_was_written_anew_with_its_key_are_found(
+    cli: Cli,
+    trial: TrialPaths,
+    worm: Path,
+) -> None:
+    file_of(worm).write_bytes(heads(trial, 1, 8))
+    cut(trial, 6)
+    [item] = cli("ledger", "verify", "ruled-1", "-o", "json", code=9).items
+    assert item["first_bad"].startswith(
+        "1:8 G105: it is not there any more: the ledger ends with 6"
+    )
+    assert not item["ok"]
+    path = trial.attempt(1).ledger
+    path.unlink()
+    write(trial, 1, KEY, 5)
+    err = " ".join(cli("ledger", "verify", "ruled-1", code=9).err.split())
+    assert f"{path}: G105: record 1: it was written anew" in err
+    assert f"file:{worm} holds it since {TIME}" in err and "backup" in err
+    file_of(worm).unlink()
+    assert cli("ledger", "verify", "ruled-1", "-o", "json").items[0]["signed"] == "self"
+
+
+def test_a_trial_or_a_ledger_that_is_gone_is_found(
+    cli: Cli,
+    trial: TrialPaths,
+    worm: Path,
+) -> None:
+    line = heads(trial, 3)
+    file_of(worm, 7).write_bytes(line.replace(b'"trial":1', b'"trial":7'))
+    items = cli("ledger", "verify", "ruled-1", "-o", "json", code=9).items
+    assert [(one["trial"], one["ok"]) for one in items] == [(1, True), (7, False)]
+    assert "attempt 1 has no ledger" in items[1]["first_bad"]
+    assert cli("ledger", "verify", "ruled-1/1", "-o", "json").items[0]["ok"]
+    file_of(worm, 7).unlink()
+    file_of(worm).write_bytes(line)
+    trial.attempt(1).ledger.unlink()
+    assert "has no ledger" in cli("ledger", "verify", "ruled-1", code=9).err
+
+
+def test_what_an_anchor_lacks_and_what_cannot_be_read_is_told(
+    cli: Cli,
+    trial: TrialPaths,
+    worm: Path,
+) -> None:
+    [said] = warnings(cli("ledger", "verify", "ruled-1", "-o", "json"))
+    assert said == f"trial 1: file:{worm} holds nothing of attempt 1, sealed up to 8"
+    file_of(worm).write_bytes(heads(trial, 4))
+    ran = cli("ledger", "verify", "ruled-1", "-o", "json")
+    assert "holds nothing behind record 4 of attempt 1" in warnings(ran)[0]
+    assert ran.items[0]["anchors"][0]["behind"] == 4
+    anchor(trial, f"file:{worm}/gone", "syslog", "command:rekor-cli upload")
+    first, second = warnings(cli("ledger", "verify", "ruled-1", "-o", "json"))
+    assert first.startswith(f"file:{worm}/gone cannot be read: ")
+    assert second == "syslog, command cannot be read back: give lines of its log by --anchored"
+    file_of(worm).unlink()
+    file_of(worm).mkdir()
+    anchor(trial, f"file:{worm}")
+    [said] = warnings(cli("ledger", "verify", "ruled-1", "-o", "json"))
+    assert "a folder instead of a file" in said
+
+
+def test_lines_of_a_log_are_compared(
+    cli: Cli,
+    trial: TrialPaths,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    anchor(trial, "syslog")
+    log, exported = tmp_path / "syslog", tmp_path / "journal"
+    lines = [
+        b"Nov 24 n01 hpcdet[9]: " + one for one in heads(trial, 2, 8).splitlines(keepends=True)
+    ]
+    log.write_bytes(b"Nov 24 n01 sshd[3]: session opened\n" + b"".join(lines))
+    text = heads(trial, 5).decode().rstrip()
+    exported.write_text(json.dumps({"_UID": "1000", "MESSAGE": text}) + "\n")
+    argv = ("ledger", "verify", "ruled-1", "-o", "json", "--anchored", str(log))
+    ran = cli(*argv, "--anchored", str(exported))
+    assert ran.items[0]["anchors"] == [
+        {"anchor": str(log), "heads": 2, "behind": 0},
+        {"anchor": str(exported), "heads": 1, "behind": 3},
+    ]
+    cut(trial, 3)
+    assert cli(*argv, code=9).items[0]["first_bad"].startswith("1:8 G105: ")
+    monkeypatch.setattr("sys.stdin", exported.open())
+    err = cli("ledger", "verify", "ruled-1", "--anchored", "-", code=9).err
+    assert "record 5: it is not there any more" in " ".join(err.split())
+    assert "No such file" in cli("ledger", "verify", "ruled-1", "--anchored", "none", code=2).err

@@ -36,7 +36,7 @@ def test_the_search_of_a_governed_experiment_has_the_policys_gates() -> None:
     ("key", "value", "named"),
     [
         ("memorization", {"max_advantage": 0.1}, "memorization without twins"),
-        ("ledger", {"anchor": ["syslog"]}, "ledger.anchor"),
+        ("memorization", {"canaries": {}}, "memorization.canaries"),
     ],
 )
 def test_what_nothing_enforces_is_refused_by_name(

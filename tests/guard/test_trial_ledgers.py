@@ -20,6 +20,7 @@ from hpcdet.checkpoint import CheckpointFailed
 from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.guard.accounts.checkpoint_records import digest_of, state_root
 from hpcdet.guard.accounts.trial_ledger import TrialLedger
+from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.policy.keys.run_keys import RunKey
 from hpcdet.policy.ledger import records, seals
 from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead, LedgerOwner
@@ -168,10 +169,14 @@ def test_a_run_key_signs_all_of_it(tmp_path: Path) -> None:
 # -- the ledger alone ---------------------------------------------------------------------------
 
 
-def begun(folder: Path, key: RunKey | None = None) -> tuple[TrialLedger, Trial]:
-    trial = Trial()
-    place = AttemptLocation.of(folder, 1, 1)
-    made = TrialLedger(trial.guard, place, (), key)
+def begun(
+    folder: Path,
+    key: RunKey | None = None,
+    wanted: CompiledPolicy | None = None,
+    place: AttemptLocation | None = None,
+) -> tuple[TrialLedger, Trial]:
+    trial = Trial(wanted)
+    made = TrialLedger(trial.guard, place or AttemptLocation.of(folder, 1, 1), (), key)
     made.begin(0, 0, accepts=None, parent=None)
     return made, trial
 

@@ -384,6 +384,7 @@ def test_a_file_is_opened_without_waiting_and_only_if_it_is_one(tmp_path: Path) 
 
 WITHOUT_THE_DOOR = {
     "cli/artefacts/folders.py": "the archive that it has just made",
+    "cli/govern/ledger.py": "a log that its user names, which may be a pipe",
     "cli/govern/model_layers.py": "the answer of the process that it has started",
     "cli/govern/policy.py": "policies of the installation",
     "cli/run/simulate.py": "a file of nodes that its user names",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -15,8 +16,13 @@ from hpcdet.errors import NotFound, UsageError
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.policy.ledger import records
-from hpcdet.policy.ledger.verify import LedgerExposure, VerifiedLedger, verify
+from hpcdet.policy.ledger.anchored import HeadsBesideLedgers, beside
+from hpcdet.policy.ledger.verify import FirstBad, LedgerExposure, VerifiedLedger, verify
 from hpcdet.store.folder.layout import TrialPaths
+
+if TYPE_CHECKING:  # the other verbs need none of it
+    from hpcdet.read.lookup.anchored_trials import AnchorHeads
+    from hpcdet.read.lookup.find import Reference
 
 _VERIFIED = (
     Column("TRIAL", "trial", right=True),
@@ -24,6 +30,9 @@ _VERIFIED = (
     Column("OK", "ok"),
     Column("SIGNED", "signed", cut=False),
     Column("UNSEALED", "unsealed", right=True),
+    Column(
+        "UNANCHORED", lambda row: min((a.behind for a in row.anchors), default=None), right=True
+    ),
     Column("ROLLBACKS", lambda row: len(row.rollbacks), right=True),
     Column("FIRST BAD", "first_bad", fold=True),
     Column("HEAD", "head", wide=True),
@@ -55,6 +64,18 @@ _TRAINED = (
 
 
 @dataclass(frozen=True)
+class AnchorView:
+    """What an anchor holds of the ledgers of a trial."""
+
+    anchor: str
+    """``file:DIR``, or the log that was given (``--anchored``)."""
+    heads: int
+    """The heads that it holds."""
+    behind: int
+    """Records behind the newest of them: nobody would miss these."""
+
+
+@dataclass(frozen=True)
 class LedgerView:
     """The ledgers of a trial, over all its attempts."""
 
@@ -74,6 +95,8 @@ class LedgerView:
     """Records behind the last seals, which only the chain protects."""
     rollbacks: list[list[int]]
     """Records that were lost in a crash: attempt, first and last."""
+    anchors: list[AnchorView]
+    """Anchors that were read."""
 
 
 @dataclass(frozen=True)
@@ -137,23 +160,60 @@ def ledger_command() -> None:
 
 @ledger_command.command("verify")
 @id_argument()
+@click.option(
+    "--anchored",
+    "logs",
+    type=click.File("rb"),
+    metavar="FILE",
+    multiple=True,
+    help="Lines of an anchor, such as a syslog; - reads standard input.",
+)
 @output("ledger.verify", LedgerView)
-def verify_ledger(out: Output, id: str) -> None:
+def verify_ledger(out: Output, id: str, logs: tuple[IO[bytes], ...]) -> None:
     """Verify chains, seals and rollbacks; exit 9 if one is not what was written.
 
+    Ledgers are compared with what the anchors of the policy hold of them: file:DIR is read
+    by itself, the lines of others are given.
+
     \b
-    Example: hpcdet ledger verify digits-7f3a -o json
+    Examples: hpcdet ledger verify digits-7f3a -o json
+              journalctl -t hpcdet | hpcdet ledger verify digits-7f3a --anchored -
     """
-    found = _ledgers(id)
-    rows = [_view(trial.number, one) for trial, one in found]
-    out.emit(rows, _VERIFIED, key="trial")
-    bad = next(((trial, one.bad) for trial, one in found if one.bad), None)
+    from hpcdet.read.lookup import anchored_trials, find
+
+    named = find.reference(id, settings().root)
+    anchors, warnings = anchored_trials.read(named.paths, named.trial, logs)  # before ledgers
+    found = dict(_verified(named))
+    lost = {trial for one in anchors for trial, heads in one.heads.items() if heads} - found.keys()
+    found |= dict.fromkeys(lost, VerifiedLedger(()))
+    if not found:
+        raise _no_ledger(id)
+    rows: list[LedgerView] = []
+    bad: tuple[int, FirstBad] | None = None
+    for trial, one in sorted(found.items()):
+        held = [
+            (each, beside(each.anchor, each.heads.get(trial, ()), one.ledgers)) for each in anchors
+        ]
+        first = one.bad or next((each.bad for _, each in held if each.bad), None)
+        if first is not None and bad is None:
+            bad = trial, first
+        rows.append(_view(trial, replace(one, bad=first), held))
+        warnings += _overdue(trial, held)
+    out.emit(rows, _VERIFIED, warnings=warnings, key="trial")
     if bad is not None:
         trial, first = bad
-        where = str(trial.attempt(first.attempt).ledger)
+        where = str(named.paths.trial(trial).attempt(first.attempt).ledger)
         what = f"record {first.seq}: {first.what}"
         hint = "put the ledger back from a backup; what is behind the record proves nothing"
         raise GovernanceBroken(first.code, what, where=where, hint=hint)
+
+
+def _overdue(trial: int, held: Sequence[tuple[AnchorHeads, HeadsBesideLedgers]]) -> Iterator[str]:
+    """Say what anchors lack, that they should hold."""
+    for anchor, found in held:
+        for attempt, newest, due in found.overdue if found.bad is None else ():
+            what = f"holds nothing behind record {newest} of" if newest >= 0 else "holds nothing of"
+            yield f"trial {trial}: {anchor.anchor} {what} attempt {attempt}, sealed up to {due}"
 
 
 @ledger_command.command("show")
@@ -260,28 +320,41 @@ def _sound(id: str) -> list[tuple[TrialPaths, VerifiedLedger]]:
 
 
 def _ledgers(id: str) -> list[tuple[TrialPaths, VerifiedLedger]]:
-    """Read and verify the ledgers of an experiment's trials, those without one left out."""
+    """Read and verify the ledgers of an experiment's trials, those without one left out.
+
+    Raises:
+        NotFound: none has one.
+    """
     from hpcdet.read.lookup import find
 
     named = find.reference(id, settings().root)
+    found = [(named.paths.trial(trial), one) for trial, one in _verified(named)]
+    if not found:
+        raise _no_ledger(id)
+    return found
+
+
+def _no_ledger(id: str) -> NotFound:
+    hint = "only trials under a policy have one: hpcdet policy report"
+    return NotFound("no trial has a ledger", where=id, hint=hint)
+
+
+def _verified(named: Reference) -> Iterator[tuple[int, VerifiedLedger]]:
     trials = [named.paths.trial(named.trial)] if named.trial else named.paths.trials()
     trust: list[str] = []
     if named.paths.compiled_policy.exists():
         policy = CompiledPolicy.load(named.paths.compiled_policy)
         trust = [one.key for one in policy.trust if one.role in ("run", "site")]
-    found: list[tuple[TrialPaths, VerifiedLedger]] = []
     for trial in trials:
         read = [records.read(one.number, one.ledger) for one in trial.attempts()]
         ledgers = [one for one in read if one is not None]
         if ledgers:
-            found.append((trial, verify(ledgers, trust, trial=trial.number)))
-    if not found:
-        hint = "only trials under a policy have one: hpcdet policy report"
-        raise NotFound("no trial has a ledger", where=id, hint=hint)
-    return found
+            yield trial.number, verify(ledgers, trust, trial=trial.number)
 
 
-def _view(trial: int, one: VerifiedLedger) -> LedgerView:
+def _view(
+    trial: int, one: VerifiedLedger, held: Sequence[tuple[AnchorHeads, HeadsBesideLedgers]]
+) -> LedgerView:
     head, bad = one.head, one.bad
     return LedgerView(
         trial,
@@ -292,4 +365,5 @@ def _view(trial: int, one: VerifiedLedger) -> LedgerView:
         one.signed,
         one.unsealed,
         [list(lost) for lost in one.rollbacks],
+        [AnchorView(anchor.anchor, found.heads, found.behind) for anchor, found in held],
     )

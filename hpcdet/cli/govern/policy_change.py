@@ -111,12 +111,15 @@ def change(
     if revoke is not None:
         written = writer.revoke(revoke, reason)
     else:
+        from hpcdet.config.policy.anchor_places import refuse_unusable
         from hpcdet.config.policy.enforced_keys import refuse_unenforced
         from hpcdet.config.policy.policy_file import read_policy
 
         assert file is not None
         policy = read_policy(file)
         refuse_unenforced(policy.compiled)
+        for warning in refuse_unusable(policy.compiled.ledger.anchor):
+            settings().warn(warning)
         by = key_files.read(key) if key is not None else None
         written = writer.change(policy, reason, [read_envelope(one) for one in approvals], by)
     _emit(out, written, _LATER)

@@ -31,5 +31,3 @@ def _unenforced(policy: CompiledPolicy) -> Iterator[str]:
         yield "memorization without twins"
     if memory is not None and memory.canaries is not None:
         yield "memorization.canaries"
-    if policy.ledger.anchor:
-        yield "ledger.anchor"

@@ -43,17 +43,25 @@ def _depth(value: Any) -> Any:
 
 def _anchor(value: Any) -> Any:
     """``{file: DIR}`` and ``{command: [...]}`` as text, as ``file:DIR`` is."""
+    import shlex
+
     if isinstance(value, dict) and len(value) == 1:
         [(kind, what)] = value.items()
         if kind == "file" and isinstance(what, str):
-            return f"file:{what}"
-        if kind == "command" and isinstance(what, list) and all(isinstance(w, str) for w in what):
-            import shlex
-
-            return f"command:{shlex.join(what)}"
-    if isinstance(value, str) and re.fullmatch(r"syslog|file:.*\S.*|command:.*\S.*", value):
+            value = f"file:{what}"
+        elif kind == "command" and isinstance(what, list) and all(isinstance(w, str) for w in what):
+            value = f"command:{shlex.join(what)}"
+    kind, _, what = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if value == "syslog" or (kind == "file" and what.startswith("/")):
         return value
-    raise ValueError("an anchor is syslog, file:DIR, or {command: [PROGRAM, ...]}")
+    if kind == "file" and what.strip():
+        raise ValueError(f"the folder of an anchor has an absolute path, and {what!r} has none")
+    program = shlex.split(what)[:1] if kind == "command" else []
+    if not program:
+        raise ValueError("an anchor is syslog, file:DIR, or {command: [PROGRAM, ...]}")
+    if "/" in program[0] and not program[0].startswith("/"):
+        raise ValueError(f"{program[0]!r} is neither a name on PATH nor an absolute path")
+    return value
 
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -241,7 +249,7 @@ class LedgerKeys(PolicySection):
     segment_records: Annotated[int, Field(ge=1, le=10**6)] = 1000
     """Records between two seals."""
     anchor: list[Annotated[str, BeforeValidator(_anchor)]] = []
-    """What also gets the ledger's head: syslog, file:DIR, {command: [PROGRAM, ...]}."""
+    """What else gets each head of the ledger: syslog, file:DIR, {command: [PROGRAM, ...]}."""
 
 
 class TightenKeys(PolicySection):

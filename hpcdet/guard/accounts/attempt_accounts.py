@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,6 +13,7 @@ from hpcdet.checkpoint import LoadedState, Manifest
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order
 from hpcdet.data.sourced import SourceTable
+from hpcdet.errors import IntegrityError
 from hpcdet.guard.accounts.checkpoint_records import head_of, settled, state_root
 from hpcdet.guard.accounts.known_ledgers import known_by_ledgers, undone
 from hpcdet.guard.accounts.same_on_ranks import same_on_ranks
@@ -22,8 +24,9 @@ from hpcdet.guard.resume.verdicts import SCHEMA, Check, Overrides, State
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import MIX
 from hpcdet.policy.keys import run_keys
-from hpcdet.policy.ledger import records
+from hpcdet.policy.ledger import anchored, records
 from hpcdet.policy.ledger.records import AttemptLedger
+from hpcdet.process.console import say
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.trials import parents
 from hpcdet.store.trials.parents import Parent
@@ -68,6 +71,7 @@ class AttemptAccounts:
         if self._session.ranks.chief:
             try:
                 found = self._beside_ledgers(loaded, state, overrides)
+                self._beside_anchors()
                 told = {"checks": [asdict(one) for one in found]}
             except GovernanceBroken as error:
                 what = error.what.removeprefix(f"{error.check}: ")
@@ -93,6 +97,41 @@ class AttemptAccounts:
             return [Check(5, "G105", "unknown", "the ledgers of its parent are not there")]
         return known_by_ledgers(manifest, folder, state, theirs, trust, overrides, trial=None)
 
+    def _beside_anchors(self) -> None:
+        """Refuse ledgers that do not have what ``file:`` anchors hold of them.
+
+        Raises:
+            GovernanceBroken: G105.
+        """
+        session, anchors = self._session, self._guard.policy.ledger.anchor
+        assert session.place.experiment is not None
+        if session.place.experiment.rehearsal or self.ledger is None:
+            return
+        number, name = session.place.trial.number, self.ledger.experiment
+        for folder in anchored.folders(anchors):
+            where = anchored.path_in(folder, name, number, os.geteuid())
+            try:
+                heads = anchored.heads_in_folder(folder, name, number, os.geteuid())
+            except (OSError, IntegrityError) as error:
+                self._tell(f"{anchored.FILE}{folder}", f"it cannot be read: {error}")
+                continue
+            # read anew behind them: an attempt that is believed lost may still write
+            bad = anchored.beside(str(where), heads, list(_earlier(session))).bad
+            if bad is not None:
+                what = f"attempt {bad.attempt}, record {bad.seq}: {bad.what}"
+                ledger = session.place.trial.attempt(bad.attempt).ledger
+                hint = "put the ledger back from a backup; nothing goes on behind a cut one"
+                raise GovernanceBroken(bad.code, what, where=str(ledger), hint=hint)
+
+    def _tell(self, anchor: str, error: str) -> None:
+        """Record that an anchor fails, or holds heads again (""), and say so."""
+        self._session.tracker.record("governance", event="anchor", anchor=anchor, error=error)
+        say(f"anchor {anchor}: {error or 'it holds the head of the ledger again'}")
+
+    def _tell_of_anchors(self, *, last: bool = False) -> None:
+        for anchor, error in () if self.ledger is None else self.ledger.anchored(last=last):
+            self._tell(anchor, error)
+
     def begin(
         self,
         origin: Manifest | None,
@@ -106,9 +145,14 @@ class AttemptAccounts:
             origin: the checkpoint that the attempt goes on from.
             checks: what was found of it.
             inherited: of an heir, what its parent was trained on.
+
+        Raises:
+            GovernanceBroken: nothing was put back, and anchors hold what is not there (G105).
         """
         if self.ledger is None:
             return
+        if origin is None:
+            self._beside_anchors()
         head = None if origin is None else head_of(origin)
         heir = origin is not None and origin.inherited
         parent: dict[str, Any] | None = None
@@ -173,6 +217,7 @@ class AttemptAccounts:
         """
         if self.ledger is None:
             return None
+        self._tell_of_anchors()
         place = self._session.place
         name = place.trial.checkpoint(step, place.attempt.number).name
         return self.ledger.checkpointed(name, state_root(state), summary)
@@ -186,6 +231,7 @@ class AttemptAccounts:
                 if isinstance(value, int | float)
             }
             self.ledger.append("eval", metrics=said)
+            self._tell_of_anchors()
 
     def probed(self, found: Mapping[str, Any]) -> None:
         """Probes have measured the gradients of each source in each layer."""
@@ -198,6 +244,7 @@ class AttemptAccounts:
         """End the ledger; the attempt has ended well."""
         if self.ledger is not None:
             self.ledger.close()
+            self._tell_of_anchors(last=True)
 
 
 def _earlier(session: Session) -> Iterator[AttemptLedger]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpcdet.checkpoint import CheckpointFailed
+from hpcdet.guard.accounts.anchoring import Anchoring
 from hpcdet.guard.accounts.checkpoint_records import digest_of
 from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
@@ -47,14 +48,21 @@ class TrialLedger:
         key: RunKey | None,
     ) -> None:
         self._guard, self._place, self._earlier, self._key = guard, place, earlier, key
+        self._of = LedgerOwner(_named(place, earlier), place.trial.number, place.attempt.number)
         self._writer: LedgerWriter | None = None
+        self._anchors = Anchoring((), self._of, place.attempt.ledger)
+        self._held: LedgerHead | None = None
         self._waiting: list[tuple[str, int, dict[str, Any]]] = []
         self._counted = Exposure()
         self._from = self._now = (0, 0)
         self._skipped: list[int] = []
         self._saved = False
         self._began = self._due = 0.0
-        self._of = LedgerOwner(_named(place, earlier), place.trial.number, place.attempt.number)
+
+    @property
+    def experiment(self) -> str:
+        """The experiment's name in its ledgers."""
+        return self._of.experiment
 
     # -- the attempt -------------------------------------------------------------------------
 
@@ -94,6 +102,9 @@ class TrialLedger:
         self._counted.join(self._guard.exposure)
         self._writer.policy(batches, policy)
         self.append("resume", **resumed)
+        if self._place.experiment is not None and not self._place.experiment.rehearsal:
+            self._anchors = Anchoring(policy.ledger.anchor, self._of, self._writer.path)
+        self._anchor(self._writer.head)
         self._began = time.monotonic()
         self._due = self._began + _SOON_S
 
@@ -108,9 +119,17 @@ class TrialLedger:
         self._count()
         if not self._waiting:
             with contextlib.suppress(OSError):
-                writer.close(self._now[0])
+                self._anchor(writer.close(self._now[0]))
         writer.abandon()
         self._writer = None
+
+    def anchored(self, *, last: bool = False) -> list[tuple[str, str]]:
+        """Return the anchors that begin or cease to fail, and why, as ``Anchoring.news``.
+
+        Args:
+            last: the ledger is closed: wait a while for what is under way.
+        """
+        return self._anchors.close() if last else self._anchors.news()
 
     # -- training ----------------------------------------------------------------------------
 
@@ -149,6 +168,7 @@ class TrialLedger:
         head: LedgerHead | None = None
         with contextlib.suppress(OSError):
             head = None if writer is None or self._waiting else writer.seal(self._now[0])
+            self._anchor(head)
         summary["root"] = root
         summary["ledger"] = None if head is None else _plain(head)
         return lambda digest, meta: self._attested(name, root, head, digest, meta)
@@ -208,6 +228,13 @@ class TrialLedger:
             except OSError:
                 return
             del self._waiting[0]
+            self._anchor(writer.sealed)
+
+    def _anchor(self, head: LedgerHead | None) -> None:
+        """Have a head given to the anchors of the policy, once."""
+        if head is not None and (self._held is None or head.seq > self._held.seq):
+            self._held = head
+            self._anchors.put(head)
 
 
 def _plain(head: LedgerHead) -> dict[str, Any]:

@@ -36,6 +36,9 @@ class LedgerWriter:
         certificate: envelope of a ``seals.Certificate`` of the key.
         segment: records between two seals.
 
+    Attributes:
+        sealed: the last seal; None: nothing is sealed.
+
     Raises:
         GovernanceBroken: G105: the attempt has a ledger already, or ``accepts`` is in none.
         OSError: the file cannot be made.
@@ -68,6 +71,7 @@ class LedgerWriter:
         self._host = socket.gethostname()
         self._seq, self._prev, self._size = 0, "", 0
         self._tree, self._begin = Merkle(), 0
+        self.sealed: LedgerHead | None = None
         self.append(
             "open",
             step,
@@ -121,7 +125,7 @@ class LedgerWriter:
         head = self._append(
             "seal", step, {"begin": part.begin, "end": end, "root": part.root, "dsse": envelope}
         )
-        self._tree, self._begin = Merkle(), self._seq
+        self._tree, self._begin, self.sealed = Merkle(), self._seq, head
         return head
 
     def flush(self) -> LedgerHead:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.store.folder.attempt_paths import AttemptPaths
-from hpcdet.store.folder.names import CONFIG, POLICY
+from hpcdet.store.folder.names import CONFIG, POLICY, REHEARSAL
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import packed
 
@@ -104,6 +104,11 @@ class ExperimentPaths:
     @property
     def id(self) -> str:
         return self.name or self.root.name
+
+    @property
+    def rehearsal(self) -> bool:
+        """True for the copy that ``hpcdet test`` tries, which nothing outside of it hears of."""
+        return self.root.parent.name.startswith(REHEARSAL)
 
     @property
     def config(self) -> Path:
