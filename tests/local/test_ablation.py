@@ -20,7 +20,7 @@ from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy, PolicyText
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.report import render
-from hpcdet.read.views.governed_trials import governance
+from hpcdet.read.governed.governed_trials import governance
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
 from tests import TOP

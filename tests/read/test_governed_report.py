@@ -17,7 +17,7 @@ from hpcdet.policy.compiled import (
 )
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.report import render
-from hpcdet.read.views.governed_trials import governance
+from hpcdet.read.governed.governed_trials import governance
 from hpcdet.store.fs import sealed_json
 from hpcdet.store.trials import standing
 from tests.builders import AttemptBuilder, Builder
@@ -71,7 +71,7 @@ def saved(experiment: Builder, step: int, said: Any) -> None:
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Manifests as they stand here: what makes them whole is tested elsewhere."""
-    from hpcdet.read.experiment import governed_checkpoint
+    from hpcdet.read.governed import governed_checkpoint
 
     def plain(folder: Path) -> Any:
         return json.loads((folder / standing.MANIFEST).read_text())

@@ -16,7 +16,7 @@ from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import NotFound
 from hpcdet.policy.memorization import twin_evidence
 from hpcdet.read.lookup.escapes import escaped
-from hpcdet.read.views.governed_trials import CheckView, GovernanceView, governance
+from hpcdet.read.governed.governed_trials import CheckView, GovernanceView, governance
 
 _REPORT = (
     Column("TRIAL", "trial", right=True),

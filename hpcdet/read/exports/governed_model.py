@@ -19,7 +19,7 @@ from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 from hpcdet.read.lookup import source_checkpoint
 from hpcdet.read.views import views
 from hpcdet.read.views.checkpoints import CheckpointView
-from hpcdet.read.views.governed_trials import GovernanceView, governance
+from hpcdet.read.governed.governed_trials import GovernanceView, governance
 from hpcdet.store.fs import files
 from hpcdet.store.trials import manifests
 from hpcdet.store.trials.standing import MANIFEST

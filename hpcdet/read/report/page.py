@@ -114,7 +114,7 @@ def _governed(gathered: Gathered) -> Sequence[Any]:
     """Trials under the policy; none without one."""
     if gathered.config.governance is None:
         return ()
-    from hpcdet.read.views.governed_trials import governance
+    from hpcdet.read.governed.governed_trials import governance
 
     return governance(gathered)
 

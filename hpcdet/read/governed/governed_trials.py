@@ -11,7 +11,7 @@ from hpcdet.goals import RESERVED
 from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.policy.memorization import twin_evidence
 from hpcdet.policy.memorization.twin_evidence import TwinEvidence
-from hpcdet.read.views.routing_cost import RoutingCostView, routing_cost
+from hpcdet.read.governed.routing_cost import RoutingCostView, routing_cost
 from hpcdet.store.folder.layout import ExperimentPaths
 
 if TYPE_CHECKING:  # other verbs on policies need neither journals nor numpy
@@ -192,7 +192,7 @@ def _view(
     gathered: Gathered, trial: GatheredTrial, policy: CompiledPolicy, checkpoint: str
 ) -> GovernanceView:
     from hpcdet.policy import measures
-    from hpcdet.read.experiment import governed_checkpoint
+    from hpcdet.read.governed import governed_checkpoint
 
     said = governed_checkpoint.read(trial, policy, checkpoint)
     total = sum(said.rows.values()) + said.dropped
