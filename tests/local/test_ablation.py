@@ -19,8 +19,8 @@ from hpcdet.policy.changes.policy_in_effect import PolicyInEffect
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy, PolicyText
 from hpcdet.read.experiment.gather import gather
-from hpcdet.read.report import render
 from hpcdet.read.governed.governed_trials import governance
+from hpcdet.read.report import render
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
 from tests import TOP

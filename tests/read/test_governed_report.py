@@ -16,8 +16,8 @@ from hpcdet.policy.compiled import (
     Requires,
 )
 from hpcdet.read.experiment.gather import gather
-from hpcdet.read.report import render
 from hpcdet.read.governed.governed_trials import governance
+from hpcdet.read.report import render
 from hpcdet.store.fs import sealed_json
 from hpcdet.store.trials import standing
 from tests.builders import AttemptBuilder, Builder
@@ -44,7 +44,7 @@ SAID: dict[str, Any] = {
     "coverage": {"overall": 0.8, "layers": [1.0] * 11 + [0.8]},
     "chains": [CHAIN],
     "ledger": {"attempt": 1, "seq": 7, "hash": "ef"},
-    "spectral": {"layer-00": 0.97},
+    "spectral": {"layers": {"layer-00": 0.97}},
 }
 
 
@@ -96,8 +96,9 @@ def test_what_checkpoints_record_is_shown(cli: Cli) -> None:
     for said in ("STATEMENT OF NODES SIGNED", "G108 recorded (tighten)", "chain of public: active"):
         assert said in text
     page = render(gather(experiment.paths), 1e9)
-    for said in ("Statement of nodes: signed", "G108 recorded (tighten)", "&#34;seq&#34;: 7"):
+    for said in ("Statement of nodes: signed", "<td>recorded</td><td>tighten</td>", "record 7"):
         assert said in page
+    assert "0.970" in page, "entropies of weights are a table"
 
 
 WHAT = {"outcome": "recorded", "detail": "tighten"}

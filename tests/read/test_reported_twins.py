@@ -11,8 +11,8 @@ from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup, Memor
 from hpcdet.policy.memorization import twin_evidence
 from hpcdet.policy.memorization.twins import TwinVerdict
 from hpcdet.read.experiment.gather import gather
-from hpcdet.read.report import render
 from hpcdet.read.governed.governed_trials import governance
+from hpcdet.read.report import render
 from tests.builders import Builder
 from tests.commands import Cli
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -15,8 +13,9 @@ from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import NotFound
 from hpcdet.policy.memorization import twin_evidence
-from hpcdet.read.lookup.escapes import escaped
+from hpcdet.read.governed import recorded_words
 from hpcdet.read.governed.governed_trials import CheckView, GovernanceView, governance
+from hpcdet.read.lookup.escapes import escaped
 
 _REPORT = (
     Column("TRIAL", "trial", right=True),
@@ -28,9 +27,6 @@ _REPORT = (
     Column("PROBES", lambda row: len(row.measured), right=True),
     Column("ROLLBACKS", lambda row: len(row.rollbacks), right=True),
 )
-
-_LONGEST = 200
-"""Characters of what a checkpoint records besides; JSON has all of it."""
 
 
 @click.command("report")
@@ -96,29 +92,11 @@ def _exposure(row: GovernanceView) -> None:
 
 
 def _entropies(row: GovernanceView) -> None:
-    """Print entropies by layer, without what a checkpoint records in another form."""
-    of_sources, of_weights = (_mapping(row.recorded.get(name)) for name in _TABULATED)
-    planned = _mapping(of_sources.get("expected"))
-    lines: dict[str, Any] = {
-        "of sources": row.entropy,
-        "  planned": planned.get("value"),
-        "  within": planned.get("tolerance"),
-        "of weights": [_mapping(of_weights.get("layers")).get(one) for one in row.layers],
-    }
-    known = {
-        name: [_share(one) if isinstance(one, float) else "-" for one in values]
-        for name, values in lines.items()
-        if isinstance(values, list) and len(values) == len(row.layers)
-    }
+    found = recorded_words.entropies(row)
     click.echo("entropy (0: of one alone, 1: of all alike)")
-    _table(list(known), row.layers, list(known.values()))
-    outside = of_weights.get("outside")
-    if isinstance(outside, list) and outside:
-        _say(f"  out of their band: {', '.join(map(str, outside))}", "    ")
-
-
-def _mapping(given: Any) -> Mapping[str, Any]:
-    return given if isinstance(given, Mapping) else {}
+    _table(list(found), row.layers, [[*map(_share, values)] for values in found.values()])
+    if outside := recorded_words.outside(row):
+        _say(f"  out of their band: {', '.join(outside)}", "    ")
 
 
 def _exposed(weight: float, units: float) -> str:
@@ -173,43 +151,8 @@ def _history(row: GovernanceView) -> Iterator[str]:
         yield f"chain of {chain.source}: {state}{why}"
     for each in row.nodes:
         yield f"nodes of attempt {each.attempt} ({each.statement}): {', '.join(each.nodes)}"
-    for name, value in sorted(row.recorded.items()):
-        if name not in _TABULATED:
-            yield _recorded(name, value)
-
-
-def _recorded(name: str, value: Any) -> str:
-    """What a checkpoint records besides, for people; JSON where it has another form."""
-    try:
-        return _WORDS[name](value)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        text = json.dumps(value, sort_keys=True)
-        return f"{name}: {text if len(text) <= _LONGEST else f'{text[:_LONGEST]} …'}"
-
-
-def _short(digest: str) -> str:
-    """The beginning of a digest, which tells it from others by eye."""
-    return f"{digest.removeprefix('sha256:')[:12]}…"
-
-
-_TABULATED = ("entropy", "spectral")
-_WORDS: Mapping[str, Callable[[Any], str]] = {
-    "conformance": lambda value: f"conformance at the last probe: {value:.6g}",
-    "generators": lambda value: f"random numbers: digests of {len(value)} ranks",
-    "ledger": lambda value: (
-        f"ledger: attempt {value['attempt']}, record {value['seq']}, hash {_short(value['hash'])}"
-    ),
-    "optimizer": lambda value: f"optimizers: digest {_short(value)} of their state",
-    "options": lambda value: (
-        f"options of optimizers: digests of {', '.join(sorted({k for one in value for k in one}))}"
-    ),
-    "root": lambda value: f"state of governance: digest {_short(value)}",
-    "seal": lambda value: (
-        f"signatures of the checkpoint: {len(value['signatures'])} (hpcdet ledger verify)"
-    ),
-    "software": lambda value: f"code that routes: digest {_short(value['router'])}",
-}
-"""By name of what a checkpoint records besides; each raises where it has another form."""
+    for name, words in recorded_words.recorded(row):
+        yield f"{name}: {words}"
 
 
 def _check(one: CheckView) -> str:

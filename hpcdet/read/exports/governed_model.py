@@ -16,10 +16,10 @@ from hpcdet.policy.provenance.chains import SourceChain
 from hpcdet.policy.provenance.source_manifests import SourceManifest
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial
+from hpcdet.read.governed.governed_trials import GovernanceView, governance
 from hpcdet.read.lookup import source_checkpoint
 from hpcdet.read.views import views
 from hpcdet.read.views.checkpoints import CheckpointView
-from hpcdet.read.governed.governed_trials import GovernanceView, governance
 from hpcdet.store.fs import files
 from hpcdet.store.trials import manifests
 from hpcdet.store.trials.standing import MANIFEST

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcdet import __version__, units
 from hpcdet.read.experiment.gather import Gathered
@@ -24,11 +23,13 @@ from hpcdet.read.views.trials import AttemptView
 from hpcdet.read.views.views import StatusView
 from hpcdet.store.config import data_secrets, resolved_config
 
+if TYPE_CHECKING:  # trials without a policy need nothing of it
+    from hpcdet.read.governed.governed_trials import CheckView, GovernanceView
+
 ROWS = 1000
 """Rows that a table may have; what is more is said and left out."""
 TRACE_LINES = 40
 TRACE_CHARACTERS = 8000
-_LONGEST = 500
 _EXPECTED = WELL | {"preempted", "walltime", "canceled", "released"}
 
 
@@ -102,7 +103,7 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
         "verdicts": [row for row in status.trials if row.parent or row.trial in decided],
         "front": fronts.front(gathered),
         "charts": curves.charts(gathered),
-        "governed": _governed(gathered),
+        "governed": list(_governed(gathered)),
         "checkpoints": checkpoints,
         "failures": list(_failures(gathered, attempts)),
         "config": resolved_config.dump(data_secrets.hidden(gathered.config.raw)).decode(),
@@ -110,13 +111,44 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
     }
 
 
-def _governed(gathered: Gathered) -> Sequence[Any]:
-    """Trials under the policy; none without one."""
+@dataclass(frozen=True)
+class GovernedTrial:
+    """A trial under a policy, as the report shows it.
+
+    Attributes:
+        view: what is known of it.
+        entropies: values by layer, by what they are entropies of.
+        outside: layers whose weights lie out of their band.
+        recorded: what else its checkpoint records, by name, in words.
+        checks: by attempt; what each looks for, its outcome and what it found.
+    """
+
+    view: GovernanceView
+    entropies: dict[str, list[float | None]]
+    outside: list[str]
+    recorded: list[tuple[str, str]]
+    checks: dict[int, list[tuple[str, CheckView]]]
+
+
+def _governed(gathered: Gathered) -> Iterator[GovernedTrial]:
+    """Yield trials under the policy; none without one."""
     if gathered.config.governance is None:
-        return ()
+        return
+    from hpcdet.policy.codes import RESUME_CODES
+    from hpcdet.read.governed import recorded_words
     from hpcdet.read.governed.governed_trials import governance
 
-    return governance(gathered)
+    for view in governance(gathered):
+        checks: dict[int, list[tuple[str, CheckView]]] = {}
+        for one in view.checks:
+            checks.setdefault(one.attempt, []).append((RESUME_CODES.get(one.code, ""), one))
+        yield GovernedTrial(
+            view,
+            recorded_words.entropies(view),
+            recorded_words.outside(view),
+            list(recorded_words.recorded(view)),
+            checks,
+        )
 
 
 def _notes(status: StatusView, attempts: Sequence[AttemptView]) -> Iterator[str]:
@@ -156,14 +188,6 @@ def _slot_time(slot_hours: float) -> str:
     return slot_time(slot_hours * 3600)
 
 
-def _recorded(value: Any) -> str:
-    """Format what a checkpoint records, at most ``_LONGEST`` characters of it."""
-    if isinstance(value, dict) and "signatures" in value:
-        return "a signed envelope"
-    text = json.dumps(value, sort_keys=True)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
-
-
 def _short(time: str) -> str:
     """Format a time as ``2026-03-01 12:00:05``, UTC."""
     return time[:19].replace("T", " ")
@@ -179,7 +203,6 @@ FILTERS: dict[str, Callable[..., str]] = {
     "duration": units.duration,
     "number": number,
     "range": _range,
-    "recorded": _recorded,
     "shape": lambda value: shape(value, number),
     "short": _short,
     "size": units.size,
