@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from hpcdet.errors import ConfigError
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
@@ -31,6 +34,25 @@ def load(paths: ExperimentPaths, governance: Governance) -> CompiledPolicy:
             hint="put it back from a backup, or fork the experiment",
         )
     return policy
+
+
+def given_key(governance: Mapping[str, Any], name: str, drawn: Mapping[str, Any]) -> str:
+    """Return a key of an experiment that is about to be made: ``run_key`` or ``twin_key``.
+
+    Args:
+        governance: of its config, with a reference for each key.
+        drawn: values of ``{"stored": NAME}``.
+
+    Raises:
+        PolicyRefused: it cannot be read here (P10). The message holds no key.
+    """
+    where, reference = f"governance.{name}", governance[name]
+    try:
+        stored = drawn.get(reference.get("stored", ""))
+        found = data_secrets.value(where, reference, Path()) if stored is None else stored
+    except ConfigError as error:
+        raise PolicyRefused("P10", error.what, where=error.where, hint=error.hint) from None
+    return str(found)
 
 
 def key(paths: ExperimentPaths, governance: Governance, name: str) -> str:

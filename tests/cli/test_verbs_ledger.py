@@ -11,6 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hpcdet.policy.compiled import LedgerRules
+from hpcdet.policy.keys import key_files
 from hpcdet.policy.ledger import anchored, records
 from hpcdet.policy.ledger.anchored import AnchoredHead
 from hpcdet.policy.ledger.records import LedgerOwner
@@ -31,7 +32,7 @@ def trial(cli: Cli, tmp_path: Path) -> TrialPaths:
     return made
 
 
-def write(trial: TrialPaths, attempt: int, key: Ed25519PrivateKey, steps: int) -> None:
+def write(trial: TrialPaths, attempt: int, key: Ed25519PrivateKey | None, steps: int) -> None:
     earlier = [one for n in range(1, attempt) if (one := records.read(n, trial.attempt(n).ledger))]
     accepts = earlier[0].head if earlier else None
     if accepts:  # the last two records are lost
@@ -55,6 +56,20 @@ def test_ledgers_are_verified(cli: Cli, trial: TrialPaths) -> None:
     [item] = cli("ledger", "verify", trial.root, "-o", "json").items
     assert item["head"].startswith("2:")
     assert item["rollbacks"] == [[1, 7, 8]]
+
+
+@pytest.mark.parametrize("by", ["the run key", "another key", "nobody"])
+def test_a_ledger_is_signed_by_the_key_that_its_experiment_names(cli: Cli, by: str) -> None:
+    names = {"digest": POLICY.digest, "signer": key_files.public(KEY)}
+    paths = ExperimentPaths(Builder(cli.root / "ruled-1", governance=names).paths.root)
+    paths.compiled_policy.write_text(POLICY.to_json())
+    keys = {"the run key": KEY, "another key": Ed25519PrivateKey.generate(), "nobody": None}
+    write(paths.trial(1), 1, keys[by], 5)
+    ended = cli("ledger", "verify", "ruled-1", "-o", "json", code=0 if by == "the run key" else 9)
+    [item] = ended.items
+    assert item["ok"] == (by == "the run key")
+    assert item["signed"] == ("self" if item["ok"] else "none")
+    assert item["ok"] or item["first_bad"].startswith("1:0 G102: ")
 
 
 def test_a_changed_ledger_is_named_with_its_record(cli: Cli, trial: TrialPaths) -> None:

@@ -19,6 +19,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.jobs.create import begin_from, create
 from hpcdet.policy import experiment_policy
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
+from hpcdet.policy.keys import key_files, run_keys
 from hpcdet.policy.memorization import twin_keys
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import GOVERNANCE_KEYS, Governance
@@ -196,7 +197,28 @@ def test_the_config_of_an_experiment_is_a_config_and_draws_keys_of_its_own(model
     other = create.create(again, sites.load("local"), paths.code, model.parent / "other")
     first, second = (json.loads(one.secrets.read_text()) for one in (paths, other))
     assert first.keys() == second.keys() and not set(first.values()) & set(second.values())
-    assert named(other) == named(paths)
+    signer = named(other).signer
+    assert signer != named(paths).signer
+    assert dataclasses.replace(named(other), signer=named(paths).signer) == named(paths)
+
+
+def test_the_run_key_is_fixed_by_its_public_half(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = made(model)
+    key = key_files.parse(experiment_policy.key(paths, named(paths), "run_key"), "")
+    assert named(paths).signer == key_files.public(key)
+    policy = experiment_policy.load(paths, named(paths))
+    assert run_keys.signers(policy, named(paths)) == [named(paths).signer]
+
+    text = f"{CONFIG}governance: {{policy: rules/p.yaml, run_key: {{env: RUN}}}}\n"
+    with pytest.raises(ConfigError, match="P10: the variable RUN is not set"):
+        made(model, text=text)
+    monkeypatch.setenv("RUN", "01" * 32)
+    paths = made(model, text=text)
+    monkeypatch.setenv("RUN", "02" * 32)
+    with pytest.raises(ConfigError, match="P10: it is another key than the experiment was"):
+        run_keys.load(paths, named(paths), policy)
 
 
 def test_without_the_section_nothing_of_a_policy_is_there(model: Path) -> None:

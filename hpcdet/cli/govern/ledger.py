@@ -15,9 +15,11 @@ from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.policy.keys import run_keys
 from hpcdet.policy.ledger import records
 from hpcdet.policy.ledger.anchored import HeadsBesideLedgers, beside
 from hpcdet.policy.ledger.verify import FirstBad, LedgerExposure, VerifiedLedger, verify
+from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import TrialPaths
 
 if TYPE_CHECKING:  # the other verbs need none of it
@@ -90,7 +92,7 @@ class LedgerView:
     first_bad: str
     """The first record that is not: ``ATTEMPT:SEQ CODE: what``; "" if all is right."""
     signed: str
-    """``trusted``: by a key that the policy trusts; ``self``: by one key; ``none``."""
+    """``trusted``: by a key that the policy trusts; ``self``: by the run's own; ``none``."""
     unsealed: int
     """Records behind the last seals, which only the chain protects."""
     rollbacks: list[list[int]]
@@ -342,14 +344,18 @@ def _no_ledger(id: str) -> NotFound:
 def _verified(named: Reference) -> Iterator[tuple[int, VerifiedLedger]]:
     trials = [named.paths.trial(named.trial)] if named.trial else named.paths.trials()
     trust: list[str] = []
-    if named.paths.compiled_policy.exists():
+    governance = resolved_config.load(named.paths.config).governance
+    own = False
+    if governance is not None and named.paths.compiled_policy.exists():
         policy = CompiledPolicy.load(named.paths.compiled_policy)
-        trust = [one.key for one in policy.trust if one.role in ("run", "site")]
+        trust, own = run_keys.signers(policy, governance), not run_keys.certifiers(policy)
     for trial in trials:
         read = [records.read(one.number, one.ledger) for one in trial.attempts()]
         ledgers = [one for one in read if one is not None]
         if ledgers:
-            yield trial.number, verify(ledgers, trust, trial=trial.number)
+            found = verify(ledgers, trust, trial=trial.number)
+            signed = "self" if own and found.signed == "trusted" else found.signed
+            yield trial.number, replace(found, signed=signed)
 
 
 def _view(

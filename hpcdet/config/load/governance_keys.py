@@ -10,7 +10,7 @@ from hpcdet.store.config.resolved_config import GOVERNANCE_KEYS
 
 _FORMS = ("env", "file")
 _SECTION = "governance"
-_OWN = ("digest", "commitment")
+_OWN = ("digest", "commitment", "signer")
 """Written at submission."""
 
 

@@ -45,7 +45,7 @@ class AttemptAccounts:
     """
 
     def __init__(self, guard: Guard, session: Session, named: Governance) -> None:
-        self._guard, self._session = guard, session
+        self._guard, self._session, self._named = guard, session, named
         self.ledger: TrialLedger | None = None
         self._earlier: list[AttemptLedger] = []
         if session.ranks.chief:
@@ -85,14 +85,13 @@ class AttemptAccounts:
     def _beside_ledgers(
         self, loaded: LoadedState, state: State, overrides: Overrides
     ) -> list[Check]:
-        trust = run_keys.certifiers(self._guard.policy)
         manifest, folder = loaded.manifest, loaded.folder
         if not manifest.inherited:
             number = self._session.place.trial.number
-            mine = self._earlier
+            mine, trust = self._earlier, run_keys.signers(self._guard.policy, self._named)
             checks = known_by_ledgers(manifest, folder, state, mine, trust, overrides, trial=number)
             return [*checks, undone(manifest, self._earlier)]
-        theirs = list(_of_parent(self._session))
+        theirs, trust = list(_of_parent(self._session)), run_keys.certifiers(self._guard.policy)
         if not theirs:
             return [Check(5, "G105", "unknown", "the ledgers of its parent are not there")]
         return known_by_ledgers(manifest, folder, state, theirs, trust, overrides, trial=None)

@@ -15,6 +15,8 @@ from hpcdet.jobs.create import begin_from, provenance, snapshot
 from hpcdet.jobs.create import likely_secrets as secrets
 from hpcdet.jobs.script import environment
 from hpcdet.jobs.script.render import search_path
+from hpcdet.policy import experiment_policy
+from hpcdet.policy.keys import key_files
 from hpcdet.policy.memorization import twin_keys
 from hpcdet.site import Site, folders, from_resolved, load_site
 from hpcdet.store.config import resolved_config
@@ -207,7 +209,8 @@ def _governed(
         literal: gets the drawn keys.
 
     Raises:
-        PolicyRefused: the policy asks for twins, and their key cannot be read here (P10).
+        PolicyRefused: the run key, or that of twins where the policy asks for them, cannot be read
+            here, or is none (P10).
     """
     digest = policy.compiled.digest
     governance = {**resolved["governance"], "policy": POLICY, "digest": digest}
@@ -217,7 +220,10 @@ def _governed(
             literal[f"governance.{name}"] = random.token_hex(32)
     memory = policy.compiled.memorization
     if memory is not None and memory.twins is not None:
-        governance["commitment"] = twin_keys.committed(governance["twin_key"], literal)
+        twin_key = experiment_policy.given_key(governance, "twin_key", literal)
+        governance["commitment"] = twin_keys.commitment(twin_key.encode())
+    run_key = experiment_policy.given_key(governance, "run_key", literal)
+    governance["signer"] = key_files.public(key_files.parse(run_key, "governance.run_key"))
     return {**resolved, "governance": governance}
 
 

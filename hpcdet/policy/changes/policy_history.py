@@ -54,7 +54,8 @@ def load(paths: ExperimentPaths, governance: Governance, *, own: bool = True) ->
 
     Args:
         own: the run key is at hand, and records must be signed by it; False: a reader has it not,
-            and what is found is that one key has signed all of them.
+            and they must be signed by the key that the experiment was submitted with, or all by
+            one key where that is not known.
 
     Raises:
         GovernanceBroken: a policy or a record is gone, damaged, out of place (G108, G110), not
@@ -63,7 +64,7 @@ def load(paths: ExperimentPaths, governance: Governance, *, own: bool = True) ->
     """
     found = PolicyHistory((experiment_policy.load(paths, governance),))
     numbered = _records(paths)
-    run = ""
+    run = governance.signer
     if numbered and own:
         run = key_files.public(run_keys.signer(paths, governance))
     for path in numbered:

@@ -54,7 +54,8 @@ def signer(paths: ExperimentPaths, governance: Governance) -> Ed25519PrivateKey:
     """Return the private key of an experiment's runs, certified or not.
 
     Raises:
-        PolicyRefused: P10: it cannot be read, others may read it, or it is no key.
+        PolicyRefused: P10: it cannot be read, others may read it, or it is no key, or another one
+            than the experiment was submitted with.
     """
     try:
         text = experiment_policy.key(paths, governance, "run_key")
@@ -62,7 +63,15 @@ def signer(paths: ExperimentPaths, governance: Governance) -> Ed25519PrivateKey:
         what = f"cannot read the run key: {error.strerror}"
         hint = "only the experiment's owner signs for it"
         raise PolicyRefused("P10", what, where=str(error.filename), hint=hint) from None
-    return key_files.parse(text, "governance.run_key")
+    key = key_files.parse(text, "governance.run_key")
+    if governance.signer not in ("", key_files.public(key)):
+        raise PolicyRefused(
+            "P10",
+            f"it is another key than the experiment was submitted with ({governance.signer[:16]}…)",
+            where="governance.run_key",
+            hint="put that key back; who has lost it forks the experiment",
+        )
+    return key
 
 
 def load(
@@ -148,6 +157,15 @@ def certificates(paths: ExperimentPaths) -> Iterator[Path]:
 def certifiers(policy: CompiledPolicy) -> list[str]:
     """The public keys that a policy trusts with ledgers; empty: everybody's own key signs."""
     return [one.key for one in policy.trust if one.role in CERTIFIERS]
+
+
+def signers(policy: CompiledPolicy, governance: Governance) -> list[str]:
+    """The public keys of which one has to have signed an experiment's ledgers, or certified theirs.
+
+    Where the policy names none it is the key that the experiment was submitted with; empty: of an
+    experiment of a former version, any key.
+    """
+    return certifiers(policy) or ([governance.signer] if governance.signer else [])
 
 
 def refuse_unable(policy: CompiledPolicy, key: str) -> None:

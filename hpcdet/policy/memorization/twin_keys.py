@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from hpcdet.errors import ConfigError
 from hpcdet.policy.codes import PolicyRefused
-from hpcdet.store.config import data_secrets
 
 SHORTEST_KEY = 16
 """Bytes of a key; a shorter one could be found from its commitment."""
@@ -60,24 +56,6 @@ def void(committed: str, ancestors: Sequence[str]) -> str:
     if all(one == committed for one in ancestors):
         return ""
     return "the weights come from training with other twins, which may have seen the withheld ones"
-
-
-def committed(reference: Mapping[str, str], literal: Mapping[str, Any]) -> str:
-    """Return the commitment to the key of the twins, as a submission makes it.
-
-    Args:
-        reference: of the config, ``{"stored": NAME}`` of a key in ``literal``.
-
-    Raises:
-        PolicyRefused: the key cannot be read, or is too short (P10).
-    """
-    where = "governance.twin_key"
-    try:
-        stored = literal.get(reference.get("stored", ""))
-        key = data_secrets.value(where, reference, Path()) if stored is None else stored
-    except ConfigError as error:
-        raise PolicyRefused("P10", error.what, where=error.where, hint=error.hint) from None
-    return commitment(str(key).encode())
 
 
 def _checked(key: bytes) -> bytes:

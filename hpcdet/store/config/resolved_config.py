@@ -187,6 +187,7 @@ class Governance:
     Attributes:
         digest: of the compiled policy.
         commitment: to ``twin_key``, where the policy asks for twins; else "".
+        signer: the public half of ``run_key``, 64 hex digits; "" of experiments of former versions.
     """
 
     policy: Annotated[str, Key(required=True, min_length=1)] = ""
@@ -199,6 +200,7 @@ class Governance:
     """How much of sources with manifests each attempt compares: a few files, or all."""
     digest: Annotated[str, Key(own=True)] = ""
     commitment: Annotated[str, Key(own=True)] = ""
+    signer: Annotated[str, Key(own=True)] = ""
 
 
 @dataclass(frozen=True)
