@@ -26,7 +26,7 @@ from hpcdet.control.upkeep import accounting
 from hpcdet.errors import HpcdetError, StillPending, UsageError
 from hpcdet.schedulers.local import processes
 from hpcdet.store.decisions import lease, wakeup
-from hpcdet.store.folder import home
+from hpcdet.store.folder import home, log_streams
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed
 from hpcdet.store.fs import beat_age, files
@@ -323,4 +323,5 @@ def _detached(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    log_streams.lose_what_does_not_fit()
     sys.exit(_detached(sys.argv[1:]))

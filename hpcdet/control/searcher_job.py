@@ -26,6 +26,7 @@ from hpcdet.schedulers.common.base import Job, Scheduler, SubmissionRefused, Tas
 from hpcdet.schedulers.open_backend import open_scheduler
 from hpcdet.site import Site, from_resolved
 from hpcdet.store.config import resolved_config
+from hpcdet.store.folder import log_streams
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, Intent, Submitted
 from hpcdet.store.fs import files
@@ -275,4 +276,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    log_streams.lose_what_does_not_fit()
     sys.exit(main(sys.argv[1:]))

@@ -32,6 +32,7 @@ from hpcdet.schedulers.local.local_state import (
     slots_taken,
     somebody_before,
 )
+from hpcdet.store.folder import log_streams
 from hpcdet.store.fs import files
 
 REQUEUE = 85
@@ -306,4 +307,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    log_streams.lose_what_does_not_fit()
     sys.exit(main(sys.argv[1:]))

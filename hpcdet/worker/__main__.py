@@ -2,6 +2,8 @@
 
 import sys
 
+from hpcdet.store.folder import log_streams
 from hpcdet.worker.main import main
 
+log_streams.lose_what_does_not_fit()
 sys.exit(main(sys.argv[1:]))

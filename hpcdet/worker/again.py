@@ -18,6 +18,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.load_site import from_resolved
+from hpcdet.store.folder import log_streams
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, WorkerEnd
@@ -88,4 +89,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    log_streams.lose_what_does_not_fit()
     sys.exit(main(sys.argv[1:]))

@@ -12,6 +12,7 @@ import sys
 
 from hpcdet.site.load_site import from_resolved
 from hpcdet.store.decisions import lease
+from hpcdet.store.folder import log_streams
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, End, Final, WorkerClaim, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
@@ -73,4 +74,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    log_streams.lose_what_does_not_fit()
     sys.exit(main(sys.argv[1:]))

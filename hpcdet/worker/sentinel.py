@@ -20,6 +20,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.site.load_site import from_resolved
 from hpcdet.site.models import SiteCapabilities
 from hpcdet.store.config import overrides
+from hpcdet.store.folder import log_streams
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Stuck
 from hpcdet.store.fs import files
@@ -102,4 +103,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    log_streams.lose_what_does_not_fit()
     sys.exit(main(sys.argv[1:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hpcdet.control.turn.controller import Turn
 from hpcdet.jobs.script.launch import Allocation
 from hpcdet.site import load_site
 from hpcdet.store.config import resolved_config
+from hpcdet.store.folder import log_streams
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.names import CONFIG
 from hpcdet.store.folder.records import (
@@ -48,6 +50,32 @@ def test_a_full_disk_does_not_part_a_worker_from_its_ranks(
     assert len(ended) == (paths.root / "over").read_text().count("\n") == 2
     end = WorkerEnd.read(work.me.end)
     assert end is not None and end.why == "bad_node"
+
+
+class Idle:
+    """A holder of nothing."""
+
+    def close(self) -> None: ...
+
+
+def test_a_turn_that_fails_while_the_log_is_full_is_made_again(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_disk = [OSError(errno.ENOSPC, "no space left")]
+
+    def advance(*_: object) -> Turn:
+        if full_disk:
+            raise full_disk.pop()
+        return Turn(True)
+
+    monkeypatch.setattr(controller, "advance", advance)
+    monkeypatch.setattr(controller.Holder, "open", lambda *_, **__: Idle())
+    worker(paths)
+    with open("/dev/full", "wb") as full, journal.Writer(paths.worker(1, 0, 0).journal) as log:
+        monkeypatch.setattr(sys, "stderr", log_streams.stream(full.fileno()))
+        crank = WorkerCrank(paths, load_site.load("local"), log, Notices())
+        assert [crank.turned(), crank.turned(limit_s=60)] == [False, True]
+        crank.close()
 
 
 def test_storage_that_is_away_for_a_moment_ends_no_trial(
