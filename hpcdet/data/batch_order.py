@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from hpcdet.data.sample_order import Indices, Slice
+from hpcdet.data.sample_order import Indices, Slice, subseed
 from hpcdet.errors import ConfigError
 
 
@@ -45,6 +45,22 @@ class BatchOrder:
             return [one for one in batches if one]
 
         return BatchOrder.of(others)
+
+    def with_more(self, more: Indices, seed: int) -> BatchOrder:
+        """The same batches with these samples at the end of some, chosen by (seed, epoch).
+
+        Args:
+            more: indices that are in no batch yet, int64[n]; each is in every epoch.
+        """
+
+        def together(epoch: int) -> list[list[int]]:
+            batches = [[int(index) for index in one] for one in self.batches(epoch)]
+            words = np.random.Philox(key=subseed("more", seed, epoch)).random_raw(len(more))
+            for index, word in zip(more.tolist(), words.tolist(), strict=True):
+                batches[word % len(batches)].append(index)
+            return batches
+
+        return BatchOrder.of(together)
 
     def indices(self, epoch: int) -> Indices:
         """The samples of an epoch, in order, int64[epoch_records]."""

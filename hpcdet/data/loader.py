@@ -104,7 +104,7 @@ class Seeded(Dataset[Any]):
 
     def _samples(self, wanted: Sequence[Key], plant: Plant) -> list[Any]:
         together = getattr(self._dataset, "__getitems__", None)
-        if together is not None and (plant is nothing or _fetches_together(self._dataset)):
+        if together is not None and (plant is nothing or fetches_together(self._dataset)):
             plant("sample", *self._seed, *wanted[0])
             return list(together([index for _, index in wanted]))
         if plant is nothing:
@@ -116,10 +116,10 @@ class Seeded(Dataset[Any]):
         return samples
 
 
-def _fetches_together(dataset: Any) -> bool:
+def fetches_together(dataset: Any) -> bool:
     """Whether a batch of a data set is more than its samples, one after the other."""
     if getattr(type(dataset), "__getitems__", None) is Subset.__getitems__:
-        return _fetches_together(dataset.dataset)
+        return fetches_together(dataset.dataset)
     return hasattr(dataset, "__getitems__")
 
 

@@ -32,6 +32,22 @@ def shuffled(size: int, seed: int, epoch: int) -> Indices:
     return np.argsort(words, kind="stable").astype(np.int64)
 
 
+def interleaved(samples: Indices, more: Indices, seed: int, epoch: int) -> Indices:
+    """More samples at random places among others, which keep their order.
+
+    Where the others are shuffled, all are, each order being as likely as any other. Raw Philox
+    words are sorted, as by ``shuffled``.
+    """
+    size = len(samples) + len(more)
+    words = np.random.Philox(key=subseed("interleaved", seed, epoch)).random_raw(size)
+    places = np.argsort(words, kind="stable")[: len(more)]
+    found = np.empty(size, np.int64)
+    others = np.ones(size, np.bool_)
+    others[places] = False
+    found[places], found[others] = more, samples
+    return found
+
+
 class Slice(NamedTuple):
     """One rank's share of one global batch.
 
@@ -126,6 +142,18 @@ class Order:
             return found
 
         return replace(self, size=size, epoch_order=others, rule="")
+
+    def with_more(self, more: Indices, seed: int) -> Order:
+        """The order of these samples among those that it has, at places of (seed, epoch).
+
+        Args:
+            more: indices that are in no batch yet, int64[n]; each is in every epoch.
+        """
+
+        def together(epoch: int) -> Indices:
+            return interleaved(self.drawn(epoch), more, seed, epoch)
+
+        return replace(self, size=self.size + len(more), epoch_order=together, rule="")
 
     def epoch_of(self, records: int) -> int:
         """The epoch that a trial is in after ``records`` samples."""

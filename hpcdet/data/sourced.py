@@ -7,7 +7,7 @@ and the table here has the source of each.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -80,7 +80,9 @@ class Sourced(Dataset[Any]):
     ``random_split``, a ``ConcatDataset`` of several keep the sources.
 
     Args:
-        parts: the data sets by the names that the policy gives to their sources.
+        parts: the data sets by the names that the policy gives to their sources. Of one with
+            ``record_bytes(index)`` probes compare records with the manifest; one with
+            ``canary_record(code)`` makes a sample of a canary's code, as ``__getitem__`` does.
 
     Raises:
         ConfigError: there is none, one is empty, or one has no length.
@@ -147,6 +149,28 @@ def record_of(dataset: Any, index: int) -> tuple[str, int, bytes] | None:
         data, place = data.dataset, int(data.indices[place])
     told = getattr(data, "record_bytes", None)
     return None if told is None else (name, place, bytes(told(place)))
+
+
+def canary_maker(dataset: Any, source: str) -> Callable[[int], Any] | None:
+    """Return what makes a sample of a canary's code for a source.
+
+    Parts of a ``Sourced`` have it as a method ``canary_record(code)``: the same code gives the same
+    sample, as ``__getitem__`` would, transformed alike. Wherever the code decides what the sample
+    is, as its label and its noise, or digits of a sentence, canaries can be told from each other.
+
+    Returns:
+        The method of the first part of that name; None: there is none.
+    """
+    if isinstance(dataset, Subset):
+        return canary_maker(dataset.dataset, source)
+    if isinstance(dataset, ConcatDataset):
+        found = (canary_maker(one, source) for one in dataset.datasets)
+        return next((one for one in found if one is not None), None)
+    part: Any = dataset.parts.get(source) if isinstance(dataset, Sourced) else None
+    while isinstance(part, Subset):
+        part = part.dataset
+    made: Callable[[int], Any] | None = getattr(part, "canary_record", None)
+    return made
 
 
 def _within(ends: Sequence[int], index: int) -> tuple[int, int]:

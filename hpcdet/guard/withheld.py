@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Indices, Order
 from hpcdet.data.sourced import SourceTable
 from hpcdet.goals import finite
+from hpcdet.guard.keyed_records import AbstractKeyedRecords, Level, Losses
 from hpcdet.policy.codes import PolicyRefused
-from hpcdet.policy.compiled import CompiledPolicy, Twins
+from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.policy.memorization import twin_keys, twins
 from hpcdet.policy.memorization.twins import TwinPairs, TwinVerdict
 
@@ -23,34 +21,26 @@ PAIRING = 0
 """Seed of who is paired with whom: pairs follow from the data alone, so that experiments with the
 same key and data withhold the same records."""
 
-Losses = NDArray[np.float64]
-"""Of the records of ``WithheldTwins.indices``, float64[2 pairs]."""
-Level = Callable[[int, int], float]
-"""The level of a test, from the tests that the trial has had before and the number of sources."""
 
-
-@dataclass(eq=False)
-class WithheldTwins:
+class WithheldTwins(AbstractKeyedRecords):
     """The twins of all sources of a trial's data.
 
     Attributes:
-        rules: the policy's.
         pairs: of each source, in order of their names.
-        commitment: to the key of the coins.
-        level: of a test.
-        looks: tests that the trial has had.
-        verdicts: of the last one, by source.
-        void: why the twins say nothing of this trial's weights; "" if they do.
+        max_advantage: that the policy permits.
+        verdicts: of the last test, by source.
     """
 
-    rules: Twins
-    max_advantage: float
-    pairs: tuple[TwinPairs, ...]
-    commitment: str
-    level: Level
-    looks: int = 0
-    void: str = ""
-    verdicts: dict[str, TwinVerdict] = field(default_factory=dict)
+    NAMED = "withheld"
+    OTHERS = "the weights come from training on data of which others were withheld"
+
+    def __init__(
+        self, pairs: tuple[TwinPairs, ...], max_advantage: float, commitment: str, level: Level
+    ) -> None:
+        super().__init__(commitment, level)
+        self.pairs = pairs
+        self.max_advantage = max_advantage
+        self.verdicts: dict[str, TwinVerdict] = {}
 
     @staticmethod
     def of(
@@ -93,9 +83,8 @@ class WithheldTwins:
             mine = drawn[sources.codes[drawn] == codes.get((name,), -1)]
             if len(mine) or rules.withhold:  # a source that has no record here has no twins
                 found.append(twins.form_pairs(name, mine, rules.pairs, key, PAIRING))
-        return WithheldTwins(
-            rules, memory.max_advantage, tuple(found), twin_keys.commitment(key), level
-        )
+        commitment = twin_keys.commitment(key)
+        return WithheldTwins(tuple(found), memory.max_advantage, commitment, level)
 
     @property
     def outside(self) -> Indices:
@@ -115,18 +104,19 @@ class WithheldTwins:
         """The digest of the withheld records, which a checkpoint names without naming them."""
         return f"sha256:{hashlib.sha256(self.outside.tobytes()).hexdigest()}"
 
-    def judge(self, losses: Losses) -> dict[str, TwinVerdict]:
+    def judge(self, losses: Losses, beside: int = 0) -> dict[str, TwinVerdict]:
         """Judge a model by its losses on the twins; nothing where they are void.
 
         Each call is a look, and is counted.
 
         Args:
             losses: of the records of ``indices``.
+            beside: tests of other kinds at the same look, which share its level.
         """
         look, self.looks = self.looks, self.looks + 1
         if self.void:
             return {}
-        alpha = self.level(look, len(self.pairs))
+        alpha = self.level(look, len(self.pairs) + beside)
         self.verdicts = {
             one.source: twins.judge(inside, outside, alpha, self.max_advantage)
             for one, inside, outside in self._each(losses)
@@ -165,31 +155,3 @@ class WithheldTwins:
             found.append((one, pairs[rows, 1 - one.withheld], pairs[rows, one.withheld]))
             begin += one.members.size
         return found
-
-    # -- state -------------------------------------------------------------------------------
-
-    def encode(self) -> dict[str, Any]:
-        """Plain data for a checkpoint, equal on all ranks."""
-        return {
-            "commitment": self.commitment,
-            "withheld": self.digest,
-            "looks": self.looks,
-            "void": self.void,
-        }
-
-    def are(self, saved: Mapping[str, Any] | None) -> bool:
-        """True if a checkpoint was trained without the same records."""
-        mine = (self.commitment, self.digest)
-        return saved is not None and (saved["commitment"], saved["withheld"]) == mine
-
-    def inherit(self, saved: Mapping[str, Any] | None) -> None:
-        """Begin with another trial's weights: they may have seen the records withheld here."""
-        ancestors = [str(saved["commitment"]) if saved is not None else ""]
-        self.void = str(saved["void"]) if saved is not None else ""
-        self.void = self.void or twin_keys.void(self.commitment, ancestors)
-        if not self.void and not self.are(saved):
-            self.void = "the weights come from training on data of which others were withheld"
-
-    def load(self, saved: Mapping[str, Any]) -> None:
-        """Go on with this trial's own."""
-        self.looks, self.void = int(saved["looks"]), str(saved["void"])

@@ -26,6 +26,9 @@ if TYPE_CHECKING:  # it takes a tenth of a second to import, and checking a poli
 
 SCHEMA = "hpcdet-policy/1"
 LARGEST = 16 << 20
+REFERENCES_EACH = 50
+"""Invented records that nobody trains, for each canary of a source."""
+FEWEST_REFERENCES = 1000
 """Bytes of a ``policy.json``."""
 
 MIX = "+"
@@ -156,12 +159,32 @@ class Twins:
 
 @dataclass(frozen=True)
 class Canaries:
-    """Invented records, trained ``repeats`` times each, whose likelihood is ranked."""
+    """Invented records, trained ``repeats`` times each, whose likelihood is ranked.
+
+    Attributes:
+        per_source: that are trained.
+        space_bits: of the codes that they are made from.
+        repeats: how often each is trained in an epoch, dealt out in turn.
+        sources: that have them; empty: all.
+    """
 
     per_source: int = 20
     space_bits: int = 20
     repeats: tuple[int, ...] = (1,)
     sources: tuple[str, ...] = ()
+
+    @property
+    def references(self) -> int:
+        """Invented records of a source that nobody trains, among which its canaries are ranked.
+
+        So many that canaries share hardly any chance.
+        """
+        return max(FEWEST_REFERENCES, REFERENCES_EACH * self.per_source)
+
+    @property
+    def least_bits(self) -> int:
+        """``space_bits`` at which half of all codes are left unused, so that drawing them ends."""
+        return (self.per_source + self.references - 1).bit_length() + 1
 
 
 @dataclass(frozen=True)
@@ -172,6 +195,21 @@ class Memorization:
     canaries: Canaries | None = None
     max_advantage: float = 0.2
     on_violation: Literal["prune", "stop", "warn"] = "prune"
+
+    @property
+    def tested(self) -> bool:
+        """Whether anything is measured."""
+        return self.twins is not None or self.canaries is not None
+
+    @property
+    def metric(self) -> str:
+        """The value of each record that is compared, of twins and of canaries alike."""
+        return (self.twins or Twins()).metric
+
+    @property
+    def alpha(self) -> float:
+        """Probability of a false verdict over the whole search, all tests together."""
+        return (self.twins or Twins()).alpha
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Metrics are named ``gov.…``: coverage, admission and violations of the whole trial, conformance as
 the last probe has measured it (absent before the first one), and ``gov.memorization``, with those
-of each source (``memorization.twin_evidence``). No code of users reports any of them.
+of each source (``memorization.twin_evidence``, ``canary_evidence``). No code of users reports any
+of them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def constraints(
     gates = {COVERAGE: {"lower": policy.coverage.min, "mode": "hard"}}
     gates[VIOLATIONS] = {"upper": 0.0, "mode": "hard"}
     rules = policy.memorization
-    if rules is not None and rules.twins is not None:
+    if rules is not None and rules.tested:
         mode = _MODES[rules.on_violation]
         gates[MEMORIZATION] = {"upper": rules.max_advantage, "mode": mode}
     kept = [dict(one) for name, one in own.items() if name not in gates]

@@ -16,7 +16,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hpcdet.guard.resume.active_chains import ActiveChains
-from hpcdet.guard.resume.same_twins import same_twins
+from hpcdet.guard.resume.same_tests import same_records
 from hpcdet.guard.resume.verdicts import Overrides
 from hpcdet.policy.changes import change_records
 from hpcdet.policy.changes.policy_history import OVERRIDABLE
@@ -128,9 +128,9 @@ def test_other_twins_say_nothing_any_more() -> None:
     other = made(key="e" * 16).encode()
     now = made()
     with pytest.raises(GovernanceBroken, match="G119"):
-        same_twins(now, other, without("G119"), inherited=False)
+        same_records(now, other, without("G119"), inherited=False)
     assert not now.void
-    [check] = same_twins(now, other, ALL, inherited=False)
+    [check] = same_records(now, other, ALL, inherited=False)
     assert check.outcome == "overridden" and now.void
 
 

@@ -15,7 +15,7 @@ from hpcdet.data.sample_order import Order, shuffled
 from hpcdet.data.sourced import Sourced
 from hpcdet.guard.counting.exposure import counted
 from hpcdet.guard.counting.row_kinds import RowKinds
-from hpcdet.guard.resume.same_twins import same_twins
+from hpcdet.guard.resume.same_tests import same_records
 from hpcdet.guard.withheld import WithheldTwins
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy, Memorization, Twins
@@ -116,21 +116,21 @@ def test_heirs_of_weights_that_may_have_seen_the_withheld_have_no_number() -> No
     mine, losses = made(), np.zeros(6 * PAIRS)
     for saved in (None, made(key="e" * 16).encode(), made(watched(pairs=3)).encode()):
         heir = made()
-        [check] = same_twins(heir, saved, inherited=True)
+        [check] = same_records(heir, saved, inherited=True)
         assert check.outcome == "recorded" and heir.void
         assert heir.judge(losses) == {} and heir.evidence()["twins"] == {}
-        [again] = same_twins(later := made(), heir.encode(), inherited=True)
+        [again] = same_records(later := made(), heir.encode(), inherited=True)
         assert later.void and again.outcome == "recorded"  # and so have theirs
-    [check] = same_twins(mine, made().encode(), inherited=True)
+    [check] = same_records(mine, made().encode(), inherited=True)
     assert check.outcome == "passed" and mine.judge(losses)
 
 
 def test_a_trial_does_not_go_on_where_others_were_withheld() -> None:
     saved = made().encode()
-    assert same_twins(made(), {**saved, "looks": 4}, inherited=False) == []
+    assert same_records(made(), {**saved, "looks": 4}, inherited=False) == []
     for other in (None, made(key="e" * 16).encode(), made(watched(pairs=3)).encode()):
         with pytest.raises(GovernanceBroken, match="G119"):
-            same_twins(made(), other, inherited=False)
+            same_records(made(), other, inherited=False)
 
 
 def test_the_plan_counts_trials_and_looks_of_the_config() -> None:

@@ -131,7 +131,7 @@ def test_weights_that_may_have_seen_the_twins_are_refused_where_a_gate_judges_th
 
     def begin(meta: dict[str, Any]) -> None:
         donation = Donation(model, 4, {"meta": meta})
-        begin_from.refuse_other_twins(resolved, donation, compiled)
+        begin_from.refuse_other_tests(resolved, donation, compiled)
 
     begin({"governance": {"twins": {"commitment": own, "void": ""}}})
     others = [{"commitment": "sha256:11", "void": ""}, {"commitment": own, "void": "seen"}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import hmac
 import math
@@ -13,7 +14,7 @@ from torch import nn
 
 from hpcdet.policy import measures
 from hpcdet.policy.codes import PolicyRefused
-from hpcdet.policy.memorization import canaries
+from hpcdet.policy.compiled import FEWEST_REFERENCES
 from hpcdet.policy.memorization.canaries import DrawnCanaries, draw, judge
 from tests.dose import dice
 
@@ -57,21 +58,21 @@ def test_losses_that_are_no_numbers_prove_nothing() -> None:
     mine: list[float]
     others: list[float]
     for mine, others in (([math.nan, 1.0], [1.0, 2.0]), ([1.0], [math.nan, 2.0])):
-        found = judge(mine, others, 0.05)
+        found = judge(mine, others, 0.05, 0.0)
         assert math.isnan(found.mean) and math.isnan(found.share)
-        assert found.p == 1 and not found.learned
-    assert judge([math.inf], [1.0, 2.0], 0.05).exposures == (0.0,)
+        assert found.p == 1 and not found.learned and math.isnan(found.memorization)
+    assert judge([math.inf], [1.0, 2.0], 0.05, 0.0).exposures == (0.0,)
     for mine, others in (([], [1.0]), ([1.0], [])):
         with pytest.raises(ValueError, match="no canaries, or no references"):
-            judge(mine, others, 0.05)
+            judge(mine, others, 0.05, 0.0)
 
 
 def test_canaries_that_share_references_are_as_rarely_wrong_as_alpha_says() -> None:
     draws = np.random.default_rng(dice("shared references").randrange(1 << 32))
     low = 0
     for _ in range(1000):
-        losses = draws.normal(size=20 + canaries.FEWEST_REFERENCES)
-        low += judge(losses[:20], losses[20:], 0.05).learned
+        losses = draws.normal(size=20 + FEWEST_REFERENCES)
+        low += judge(losses[:20], losses[20:], 0.05, 0.0).learned
     assert 15 <= low <= 90  # 50 expected, a little more as references are shared
 
 
@@ -117,12 +118,16 @@ def test_canaries_that_were_trained_are_known_and_the_more_so_the_more_often() -
     key, seed = chance.randbytes(32), chance.randrange(1 << 30)
     drawn = draw(key, "a", 30, 30, (1, 16))
     model = trained(drawn, 25, seed)
-    found = judge(losses(model, drawn.inserted), losses(model, drawn.references), 0.01)
+    found = drawn.judge(losses(model, drawn.ranked), 0.01, 0.1)
+    by_hand = judge(losses(model, drawn.inserted), losses(model, drawn.references), 0.01, 0.1)
+    assert found.exposures == pytest.approx(by_hand.exposures)
+    assert found.violated and found.memorization == found.share
+    assert dataclasses.replace(found, max_advantage=1.0).memorization == 0
     assert found.learned and found.mean > 2 * measures.NULL_EXPOSURE and found.share > 0.1
-    by_repeats = found.of(drawn.repeats)
+    by_repeats = found.by_repeats
     assert by_repeats[16] > by_repeats[1] + 1
     other = draw(chance.randbytes(32), "a", 30, 30)  # of which the model has seen none
-    unseen = judge(losses(model, other.inserted), losses(model, other.references), 1e-6)
+    unseen = judge(losses(model, other.inserted), losses(model, other.references), 1e-6, 0.0)
     assert not unseen.learned and unseen.mean < 4
 
 
@@ -132,7 +137,7 @@ def test_models_that_have_seen_no_canary_have_the_exposure_of_chance() -> None:
         drawn = draw(chance.randbytes(32), "a", 30, 30)
         model = trained(None, 25, chance.randrange(1 << 30))
         found += judge(
-            losses(model, drawn.inserted), losses(model, drawn.references), 0.1
+            losses(model, drawn.inserted), losses(model, drawn.references), 0.1, 0.0
         ).exposures
     spread = measures.NULL_EXPOSURE / math.sqrt(len(found))
     assert abs(np.mean(found) - measures.NULL_EXPOSURE) < 5 * spread

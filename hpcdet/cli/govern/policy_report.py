@@ -12,9 +12,9 @@ from hpcdet.cli.frame.ids import id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import NotFound
-from hpcdet.policy.memorization import twin_evidence
+from hpcdet.policy.memorization import canary_evidence, twin_evidence
 from hpcdet.read.governed import recorded_words
-from hpcdet.read.governed.governed_trials import CheckView, GovernanceView, governance
+from hpcdet.read.governed.governed_trials import DEPTH, CheckView, GovernanceView, governance
 from hpcdet.read.lookup.escapes import escaped
 
 _REPORT = (
@@ -77,6 +77,12 @@ def _print(row: GovernanceView) -> None:
         click.echo("twins at the last validation (d: a withheld record's loss less its twin's)")
         for source, found in row.memorization.items():
             _say(f"  {source}: {twin_evidence.told(found)}", "    ")
+    if row.canaries is not None:
+        click.echo("canaries at the last validation (bits by which they are better known)")
+        for source, each in row.canaries.items():
+            _say(f"  {source}: {canary_evidence.told(each)}", "    ")
+    if row.memorization is not None or row.canaries is not None:
+        _say(DEPTH)
     for line in _history(row):
         _say(line, "    ")
 

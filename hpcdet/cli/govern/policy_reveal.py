@@ -1,4 +1,4 @@
-"""``policy reveal``: the key of an experiment's twins, when it has ended."""
+"""``policy reveal``: the twin key of an experiment, when it has ended."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _REVEALED = (
 @id_argument()
 @output("policy.reveal", RevealView)
 def reveal(out: Output, id: str) -> None:
-    """Show the key of the twins of an experiment that has ended.
+    """Show the key of twins and canaries of an experiment that has ended.
 
-    It was committed to at submission, so that anybody can toss the coins again and see that the
-    withheld records were chosen before any loss was known. Forks have the same key: who knows it
-    knows what they withhold.
+    It was committed to at submission, so that anybody can toss the coins and draw the codes again,
+    and see that they were chosen before any loss was known. Forks have the same key: who knows it
+    knows what they withhold and plant.
 
     \b
     Example: hpcdet policy reveal digits-7f3a -o json

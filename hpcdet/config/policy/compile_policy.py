@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from hpcdet.config.policy.policy_keys import (
     AgreementKeys,
+    CanariesKeys,
     LayerKeys,
     PolicyKeys,
     RuleKeys,
@@ -143,6 +144,19 @@ def _names(policy: PolicyKeys) -> Iterator[PolicyProblem]:
             if name not in sources:
                 what = f"no source has the name {name!r}"
                 yield PolicyProblem(f"memorization.{key}.{place}", what, _near(name, sources))
+    if memory is not None and memory.canaries is not None:
+        yield from _canaries(_of_canaries(memory.canaries))
+
+
+def _canaries(asked: to.Canaries) -> Iterator[PolicyProblem]:
+    """Canaries that cannot be drawn, and repeats that none of them has."""
+    key = "memorization.canaries"
+    if asked.space_bits < asked.least_bits:
+        what = f"there are too few codes for {asked.per_source} canaries and their references"
+        yield PolicyProblem(f"{key}.space_bits", what, f"at least {asked.least_bits}", "P14")
+    if len(asked.repeats) > asked.per_source:
+        what = f"{asked.per_source} canaries cannot have {len(asked.repeats)} numbers of repeats"
+        yield PolicyProblem(f"{key}.per_source", what, f"at least {len(asked.repeats)}")
 
 
 def _selectors(key: str, rule: RuleKeys, layers: Sequence[LayerKeys]) -> Iterator[PolicyProblem]:
@@ -339,14 +353,13 @@ def _memorization(policy: PolicyKeys) -> to.Memorization | None:
     twins, canaries = asked.twins, asked.canaries
     return to.Memorization(
         to.Twins(twins.pairs, tuple(twins.withhold), twins.metric, twins.alpha) if twins else None,
-        to.Canaries(
-            canaries.per_source,
-            canaries.space_bits,
-            tuple(canaries.repeats),
-            tuple(canaries.sources),
-        )
-        if canaries
-        else None,
+        _of_canaries(canaries) if canaries else None,
         asked.max_advantage,
         asked.on_violation,
+    )
+
+
+def _of_canaries(asked: CanariesKeys) -> to.Canaries:
+    return to.Canaries(
+        asked.per_source, asked.space_bits, tuple(asked.repeats), tuple(asked.sources)
     )

@@ -27,7 +27,5 @@ def refuse_unenforced(policy: CompiledPolicy) -> None:
 def _unenforced(policy: CompiledPolicy) -> Iterator[str]:
     """Yield the keys of a policy that are read and compiled, and that nothing enforces yet."""
     memory = policy.memorization
-    if memory is not None and memory.twins is None and memory.canaries is None:
-        yield "memorization without twins"
-    if memory is not None and memory.canaries is not None:
-        yield "memorization.canaries"
+    if memory is not None and not memory.tested:
+        yield "memorization without twins and canaries"

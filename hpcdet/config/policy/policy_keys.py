@@ -218,11 +218,12 @@ class TwinsKeys(PolicySection):
 
 class CanariesKeys(PolicySection):
     per_source: Annotated[int, Field(ge=1, le=10**5)] = 20
-    """Invented records of each source."""
+    """Invented records of each source that are trained; among 50 times as many others, and at
+    least 1000, their losses are ranked."""
     space_bits: Annotated[int, Field(ge=1, le=62)] = 20
     """They are drawn from so many possible ones, as a power of two."""
     repeats: Annotated[list[Annotated[int, Field(ge=1, le=10**4)]], Field(min_length=1)] = [1]
-    """How often they are trained in an epoch."""
+    """How often they are trained in an epoch: the first one so often, the second ..., in turn."""
     sources: list[Name] = []
     """Sources that have them; all if absent."""
 
@@ -231,9 +232,11 @@ class MemorizationKeys(PolicySection):
     twins: TwinsKeys | None = None
     """Pairs of exchangeable records; a keyed coin keeps one of each out of the training."""
     canaries: CanariesKeys | None = None
-    """Invented records whose likelihood is ranked."""
+    """Invented records whose loss is ranked among that of others like them, at alpha and by the
+    metric of twins: loss and 0.05 without any."""
     max_advantage: Share = 0.2
-    """The advantage in telling trained from withheld records above which a trial has memorized."""
+    """The advantage in telling trained from withheld records, and the share of the exposure that
+    canaries can have, above which a trial has memorized."""
     on_violation: Literal["prune", "stop", "warn"] = "prune"
     """What follows: the trial ends, the experiment pauses, or a warning."""
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hpcdet.checkpoint import LoadedState
 from hpcdet.data.batch_order import BatchOrder
@@ -23,11 +21,12 @@ from hpcdet.train.attempt.session import Session
 if TYPE_CHECKING:  # imported where there is a policy only
     from hpcdet.guard.accounts.attempt_accounts import AttemptAccounts
     from hpcdet.guard.guard import Guard
+    from hpcdet.guard.keyed_records import Losses
+    from hpcdet.guard.memorization_tests import MemorizationTests
     from hpcdet.guard.resume.fingerprints import Fingerprints
     from hpcdet.guard.resume.governance_state import GovernanceState
     from hpcdet.guard.resume.verdicts import Overrides
     from hpcdet.guard.stepping.step_watch import StepWatch
-    from hpcdet.guard.withheld import Losses
     from hpcdet.policy.compiled import CompiledPolicy
     from hpcdet.policy.provenance.source_provenance import SourceProvenance
 
@@ -118,52 +117,50 @@ class GovernanceContext:
         others = {act["code"]: act["number"] for act in decided.overrides(record.number)}
         return Overrides(decided.overriding(record.number, made, loaded.manifest.step), others)
 
-    def withhold(
+    def test_memorization(
         self, order: Order | BatchOrder | None, sources: SourceTable | None
-    ) -> NDArray[np.int64]:
-        """Choose the twins that the policy asks for, and return the withheld ones.
+    ) -> MemorizationTests | None:
+        """Choose the twins and canaries that the policy asks for.
 
         Args:
             order: of all training data; None: they have no indices.
             sources: of each record by its index; None: nothing says them.
 
         Returns:
-            Indices of records that no batch may hold, ascending; empty without twins.
+            None if it asks for none.
 
         Raises:
-            PolicyRefused: there are too few, or the data have no indices (P14), or there is no key
-                or another one than the experiment has committed to (P10).
+            PolicyRefused: there are too few records or codes, or the data have no indices (P14), or
+                there is no key or another one than the experiment has committed to (P10).
         """
-        nothing = np.empty(0, np.int64)
         if self.guard is None or self.state is None:
-            return nothing
+            return None
         memory = self.guard.policy.memorization
-        if memory is None or memory.twins is None:
-            return nothing
+        if memory is None or not memory.tested:
+            return None
         if order is None or sources is None:
             raise PolicyRefused(
                 "P14",
-                "twins are withheld by the place of a record, and these data have none"
+                "twins and canaries have places in an order, and these data have none"
                 if order is None
                 else "the data do not say which source each sample is from",
                 where="build_training_data_loader",
                 hint="give hpcdet.pytorch.DataLoader a data set with __len__, __getitem__ and "
-                "sources; or leave memorization.twins out of the policy",
+                "sources; or leave memorization out of the policy",
             )
-        from hpcdet.guard.withheld import WithheldTwins
+        from hpcdet.guard.memorization_tests import MemorizationTests
         from hpcdet.policy.memorization.planned_tests import PlannedTests
 
         config, trial = self._session.config, self._session.record.number
-        planned = PlannedTests.of(config)
-        alpha = memory.twins.alpha
-        self.state.twins = WithheldTwins.of(
+        planned, alpha = PlannedTests.of(config), memory.alpha
+        self.state.tests = MemorizationTests.of(
             self.guard.policy,
             self._twin_key(),
             order,
             sources,
             lambda look, tested: planned.level(alpha, trial, look, tested),
         )
-        return nothing if self.state.twins is None else self.state.twins.outside
+        return self.state.tests
 
     def _twin_key(self) -> bytes:
         from hpcdet.policy import experiment_policy
@@ -176,7 +173,7 @@ class GovernanceContext:
         if named.commitment and not twin_keys.reveals(key, named.commitment):
             raise PolicyRefused(
                 "P10",
-                "the key of the twins is not the one that the experiment has committed to",
+                "the twin key is not the one that the experiment has committed to",
                 where="governance.twin_key",
                 hint="put back the key that was there at submission, or fork the experiment",
             )
@@ -186,14 +183,13 @@ class GovernanceContext:
         """Return the metrics of governance, ``gov.…``; none without a policy.
 
         Args:
-            losses: of the twins, at this validation; None: there are none.
+            losses: of twins and canaries, at this validation; None: there are none.
         """
         if self.state is None:
             return {}
         found = self.state.metrics(losses)
-        if self.state.twins is not None and losses is not None:
-            evidence = self.state.twins.evidence()
-            self._session.tracker.record("governance", event="twins", **evidence)
+        for kind, evidence in self.state.tests.evidence() if losses is not None else ():
+            self._session.tracker.record("governance", event=kind, **evidence)
         return found
 
 

@@ -136,7 +136,7 @@ class AccountedGovernance(GovernanceContext):
             checks,
             self.state.inherited if heir else None,
         )
-        self.accounts.admit(None, None)
+        self.accounts.admit(None, None, {})
         self.accounts.changed(self.state.applied)
 
     def _units(self, step: int) -> Units:

@@ -172,17 +172,27 @@ class AttemptAccounts:
             cut=_cut(self._earlier),
         )
 
-    def admit(self, sources: SourceTable | None, order: Order | BatchOrder | None) -> None:
-        """Say which data are trained, and in which order, so that anyone can tell what was when."""
+    def admit(
+        self,
+        sources: SourceTable | None,
+        order: Order | BatchOrder | None,
+        canaries: Mapping[str, int],
+    ) -> None:
+        """Say which data are trained, and in which order, so that anyone can tell what was when.
+
+        Args:
+            sources: of the records of the data.
+            canaries: rows that are added to each epoch, by source.
+        """
         if self.ledger is None:
             return
         rule = order.rule if isinstance(order, Order) else ""
         batches: dict[str, Any] = {"rule": rule, "seed": str(self._session.record.seed)}
         if isinstance(order, Order):
             batches |= {"size": order.size, "batch": order.batch, "epoch": order.epoch_records}
-        self.ledger.append(
-            "source_admit", data=None if sources is None else _listed(sources), order=batches
-        )
+        more = {"canaries": dict(canaries)} if canaries else {}
+        data = None if sources is None else _listed(sources)
+        self.ledger.append("source_admit", data=data, order=batches, **more)
 
     def changed(self, acts: Sequence[Mapping[str, Any]]) -> None:
         """Say what has changed under the policy since what the attempt goes on from.

@@ -10,6 +10,8 @@ from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order
 from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
+from hpcdet.guard.keyed_records import Losses
+from hpcdet.guard.memorization_tests import MemorizationTests
 from hpcdet.guard.resume import policy_eras
 from hpcdet.guard.resume.active_chains import ActiveChains
 from hpcdet.guard.resume.closed_layers import Digests, Models, digests, unchanged, without_moments
@@ -17,7 +19,7 @@ from hpcdet.guard.resume.exposure_entropy import PlannedEntropy
 from hpcdet.guard.resume.policy_eras import EraRows, PolicyEra
 from hpcdet.guard.resume.same_policy import ended_sources, forget_denied, policy_before, same_policy
 from hpcdet.guard.resume.same_rows import same_rows
-from hpcdet.guard.resume.same_twins import same_twins
+from hpcdet.guard.resume.same_tests import same_tests
 from hpcdet.guard.resume.verdicts import (
     NO_OVERRIDES,
     SCHEMA,
@@ -27,12 +29,10 @@ from hpcdet.guard.resume.verdicts import (
     broken,
     unproven,
 )
-from hpcdet.guard.withheld import Losses, WithheldTwins
 from hpcdet.policy.changes.policy_in_effect import PolicyInEffect
 from hpcdet.policy.compiled import CompiledPolicy, Matrix
 from hpcdet.policy.governed_metrics import ADMISSION, CONFORMANCE, COVERAGE, VIOLATIONS
 from hpcdet.policy.measures import admission, conformance, overall_conformance
-from hpcdet.policy.memorization.twin_evidence import memorization
 
 KEY = "governance"
 """Of the state in a checkpoint's shared state, and of its summary in the manifest's meta."""
@@ -46,7 +46,7 @@ class GovernanceState:
             parent.
         inherited: what the parent was trained on up to there.
         complete: the history of the weights is known from their beginning.
-        twins: those of the trial's data; None: the policy asks for none.
+        tests: of memorization, by records of the trial's data.
         chains: the provenance of the sources.
         planned: how evenly layers are to learn from the sources.
         conformance: as the last probe has measured it, in [0, 1]; None before one.
@@ -71,7 +71,7 @@ class GovernanceState:
         self.begun = 0
         self.inherited = Exposure()
         self.complete = True
-        self.twins: WithheldTwins | None = None
+        self.tests = MemorizationTests()
         self._guard = guard
         self._forbidden: Digests = {}
         self._left: CompiledPolicy | None = None
@@ -115,7 +115,7 @@ class GovernanceState:
             "complete": self.complete,
             "windows": guard.optimizers.encode(),
             "forbidden": dict(self._forbidden),
-            **({} if self.twins is None else {"twins": self.twins.encode()}),
+            **self.tests.encode(),
             "chains": self.chains.encode(guard.exposure),
             "expected": self.planned.encode(self._trained(guard.exposure)),
         }
@@ -138,7 +138,7 @@ class GovernanceState:
         """Metrics of a validation: of the whole trial, and never of users' code.
 
         Args:
-            losses: of the twins; None: they were not measured.
+            losses: of twins and canaries; None: they were not measured.
 
         A probe that finds a violation ends the trial: one that validates has none. Conformance is
         that of the last probe, and absent before the first one.
@@ -150,9 +150,7 @@ class GovernanceState:
         found = {COVERAGE: covered, VIOLATIONS: 0.0, ADMISSION: admitted}
         if self.conformance is not None:
             found[CONFORMANCE] = self.conformance
-        if self.twins is None or losses is None:
-            return found
-        return found | memorization(self.twins.judge(losses))
+        return found if losses is None else found | self.tests.judge(losses)
 
     def summary(self) -> dict[str, Any]:
         """The summary in the manifest's meta, for readers who do not open the state."""
@@ -168,7 +166,7 @@ class GovernanceState:
             "dropped": guard.exposure.dropped,
             "complete": self.complete,
             "parameters": guard.models.sizes(),
-            **({} if self.twins is None else {"twins": self.twins.encode()}),
+            **self.tests.encode(),
             **self.chains.summary(guard.exposure),
             **self.planned.summary(trained),
             "conformance": self.conformance,
@@ -200,13 +198,13 @@ class GovernanceState:
             if not inherited:
                 raise broken("G101", "it has no governance state, and the trial has a policy")
             self.complete, self.begun = False, records
-            same_twins(self.twins, None, overrides, inherited=True)
+            same_tests(self.tests, {}, overrides, inherited=True)
             begun = [*self.start(parameters), *self.chains.checks(overrides)]
             return [*begun, Check(1, "G101", "unknown", "the parent was trained without a policy")]
         if not isinstance(state, dict) or state.get("schema") != SCHEMA:
             raise broken("G101", "the version of its governance state is unknown")
         checks = [Check(1, "G101", "passed")]
-        checks += same_twins(self.twins, state.get("twins"), overrides, inherited=inherited)
+        checks += same_tests(self.tests, state, overrides, inherited=inherited)
         before, dropped = policy_before(state), dict(state["dropped"])
         made = 0 if inherited else int(state["changes"])
         checks += same_policy(self.decided, before, dropped, made, inherited=inherited)

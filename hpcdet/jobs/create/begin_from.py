@@ -63,28 +63,30 @@ def placed(resolved: dict[str, Any], donation: Donation) -> dict[str, Any]:
     return {**resolved, "searcher": searcher}
 
 
-def refuse_other_twins(
+def refuse_other_tests(
     resolved: dict[str, Any], donation: Donation, policy: CompiledPolicy
 ) -> None:
     """Refuse weights of which a policy's gate on memorization could not be judged.
 
-    They may have seen what is withheld from the new experiment. A policy that only warns goes on,
-    without a number.
+    They may have seen what is withheld from the new experiment, and not its canaries. A policy
+    that only warns goes on, without a number.
 
     Args:
-        resolved: of the new experiment, with its commitment to the key of its twins.
+        resolved: of the new experiment, with its commitment to the twin key.
 
     Raises:
-        ConfigError: they are from training with other twins, or with none.
+        ConfigError: they are from training with other twins or canaries, or with none.
     """
     committed, memory = resolved["governance"].get("commitment"), policy.memorization
     if not committed or memory is None or memory.on_violation == "warn":
         return
-    twins = donation.manifest["meta"].get("governance", {}).get("twins", {})
-    if twins.get("commitment") != committed or twins.get("void"):
+    block = donation.manifest["meta"].get("governance", {})
+    asked = {"twins": memory.twins, "canaries": memory.canaries}
+    had = [block.get(kind, {}) for kind, rules in asked.items() if rules is not None]
+    if any(one.get("commitment") != committed or one.get("void") for one in had):
         raise ConfigError(
-            "its weights may have seen the twins that this experiment withholds, so that its "
-            "policy could not judge memorization",
+            "its weights may have seen the twins that this experiment withholds, or not its "
+            "canaries, so that its policy could not judge memorization",
             where=_KEY,
             hint="name the same governance.twin_key in both experiments; or "
             "`memorization: {on_violation: warn}` in the policy, and no number is reported",

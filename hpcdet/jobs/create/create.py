@@ -97,7 +97,7 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
     if begin is not None:
         resolved = begin_from.placed(resolved, begin)
         if loaded.policy is not None:
-            begin_from.refuse_other_twins(resolved, begin, loaded.policy.compiled)
+            begin_from.refuse_other_tests(resolved, begin, loaded.policy.compiled)
     if not model_dir.is_dir():
         raise ConfigError("no such model folder", where=str(model_dir))
     for folder in (model_dir, root):
@@ -209,8 +209,8 @@ def _governed(
         literal: gets the drawn keys.
 
     Raises:
-        PolicyRefused: the run key, or that of twins where the policy asks for them, cannot be read
-            here, or is none (P10).
+        PolicyRefused: the run key, or that of twins and canaries where the policy asks for any,
+            cannot be read here, or is none (P10).
     """
     digest = policy.compiled.digest
     governance = {**resolved["governance"], "policy": POLICY, "digest": digest}
@@ -219,7 +219,7 @@ def _governed(
             governance[name] = {"stored": f"governance.{name}"}
             literal[f"governance.{name}"] = random.token_hex(32)
     memory = policy.compiled.memorization
-    if memory is not None and memory.twins is not None:
+    if memory is not None and memory.tested:
         twin_key = experiment_policy.given_key(governance, "twin_key", literal)
         governance["commitment"] = twin_keys.commitment(twin_key.encode())
     run_key = experiment_policy.given_key(governance, "run_key", literal)

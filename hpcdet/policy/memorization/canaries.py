@@ -9,6 +9,7 @@ sentence mentions.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import hmac
 import math
@@ -19,13 +20,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from hpcdet.policy import measures
 from hpcdet.policy.codes import PolicyRefused
+from hpcdet.policy.compiled import Canaries
 from hpcdet.policy.memorization.twin_keys import commitment
 
 Indices = NDArray[np.int64]
-
-REFERENCES_EACH = 50
-"""References that are drawn for each canary, so that canaries share hardly any chance."""
-FEWEST_REFERENCES = 1000
 
 _CODE = b"hpcdet-canaries/1 code\0"
 
@@ -50,6 +48,21 @@ class DrawnCanaries:
         """The codes of all records that are added to an epoch, int64[sum of repeats]."""
         return np.repeat(self.inserted, self.repeats)
 
+    @property
+    def ranked(self) -> Indices:
+        """The codes of canaries and references, ascending: their order says nothing of which."""
+        return np.sort(np.concatenate([self.inserted, self.references]))
+
+    def judge(self, losses: ArrayLike, alpha: float, max_advantage: float) -> CanaryVerdict:
+        """Judge a model by its losses on the records of ``ranked`` (``judge``)."""
+        found, codes = np.asarray(losses, dtype=np.float64), self.ranked
+        mine, others = (
+            np.searchsorted(codes, self.inserted),
+            np.searchsorted(codes, self.references),
+        )
+        verdict = judge(found[mine], found[others], alpha, max_advantage)
+        return dataclasses.replace(verdict, repeats=tuple(self.repeats.tolist()))
+
 
 def draw(
     key: bytes, source: str, count: int, space_bits: int, repeats: tuple[int, ...] = (1,)
@@ -67,15 +80,15 @@ def draw(
         PolicyRefused: there are too few codes for canaries and references (P14), or the key is too
             short (P10).
     """
-    references = max(FEWEST_REFERENCES, REFERENCES_EACH * count)
-    total = count + references
-    if total > 1 << (space_bits - 1):  # at most half of the space, so that drawing ends
+    rules = Canaries(count, space_bits)
+    total = count + rules.references
+    if space_bits < rules.least_bits:
         raise PolicyRefused(
             "P14",
-            f"{count} canaries and {references} references need more than the {1 << space_bits} "
-            f"codes of {space_bits} bits",
+            f"{count} canaries and {rules.references} references need more than the "
+            f"{1 << space_bits} codes of {space_bits} bits",
             where="memorization.canaries.space_bits",
-            hint=f"at least {math.ceil(math.log2(total)) + 1}",
+            hint=f"at least {rules.least_bits}",
         )
     commitment(key)  # which refuses a short one
     secret, name = hashlib.sha256(key).digest(), source.encode()
@@ -99,11 +112,15 @@ class CanaryVerdict:
         exposures: of each canary in bits, in [0, ``most``]; NaN where a loss is.
         references: as many as they were ranked among.
         alpha: the level of this test.
+        max_advantage: the ``share`` that the policy permits, in [0, 1].
+        repeats: how often each is trained in an epoch; empty: it is not known.
     """
 
     exposures: tuple[float, ...]
     references: int
     alpha: float
+    max_advantage: float
+    repeats: tuple[int, ...] = ()
 
     @property
     def most(self) -> float:
@@ -130,13 +147,31 @@ class CanaryVerdict:
         """True if canaries are known better than by chance."""
         return self.p < self.alpha
 
-    def of(self, repeats: ArrayLike) -> dict[int, float]:
-        """Mean exposure by the number of repeats, as ``DrawnCanaries`` has them."""
-        dealt, found = np.asarray(repeats), np.asarray(self.exposures)
+    @property
+    def violated(self) -> bool:
+        """True if the share is above what is permitted, and not by chance."""
+        return self.share > self.max_advantage and self.learned
+
+    @property
+    def memorization(self) -> float:
+        """``gov.memorization``: the share if it is ``violated``, else 0; NaN if unknown.
+
+        NaN breaks a constraint: losses that are no numbers are no evidence of innocence.
+        """
+        if math.isnan(self.share):
+            return math.nan
+        return self.share if self.violated else 0.0
+
+    @property
+    def by_repeats(self) -> dict[int, float]:
+        """Mean exposure of canaries that are trained as often, in bits."""
+        dealt, found = np.asarray(self.repeats), np.asarray(self.exposures)
         return {int(one): float(found[dealt == one].mean()) for one in np.unique(dealt)}
 
 
-def judge(inserted: ArrayLike, references: ArrayLike, alpha: float) -> CanaryVerdict:
+def judge(
+    inserted: ArrayLike, references: ArrayLike, alpha: float, max_advantage: float
+) -> CanaryVerdict:
     """Judge canaries by their losses.
 
     Where a loss is NaN all exposures are unknown.
@@ -145,6 +180,7 @@ def judge(inserted: ArrayLike, references: ArrayLike, alpha: float) -> CanaryVer
         inserted: losses of the canaries, float[n], n at least 1.
         references: losses of the others, float[m], m at least 1.
         alpha: the level of this test.
+        max_advantage: the share above that of untrained canaries that is permitted.
 
     Raises:
         ValueError: there are no canaries, or no references.
@@ -155,4 +191,4 @@ def judge(inserted: ArrayLike, references: ArrayLike, alpha: float) -> CanaryVer
         raise ValueError("there are no canaries, or no references")
     unknown = np.isnan(mine).any() or np.isnan(others).any()
     found = np.full(len(mine), np.nan) if unknown else measures.canary_exposure(mine, others)
-    return CanaryVerdict(tuple(found.tolist()), len(others), alpha)
+    return CanaryVerdict(tuple(found.tolist()), len(others), alpha, max_advantage)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdet.goals import RESERVED, finite
 from hpcdet.policy.governed_metrics import MEMORIZATION
+from hpcdet.policy.memorization import canary_evidence
 
 if TYPE_CHECKING:  # numpy: not for those who only read metrics
     from hpcdet.policy.memorization.twins import TwinVerdict
@@ -75,7 +76,8 @@ def by_source(metrics: Mapping[str, Any]) -> dict[str, TwinEvidence]:
 def evidence(metric: str, metrics: Mapping[str, Any]) -> str:
     """The evidence of a broken constraint on ``gov.memorization``; "" for other metrics.
 
-    One clause per source: those whose advantage is at least what was judged, or is unknown.
+    One clause per source and kind of test: those whose advantage, or share of exposure, is at
+    least what was judged, or is unknown.
     """
     if metric != MEMORIZATION:
         return ""
@@ -84,6 +86,10 @@ def evidence(metric: str, metrics: Mapping[str, Any]) -> str:
     for source, one in by_source(metrics).items():
         if one.advantage is None or judged is None or one.advantage >= judged:
             clauses.append(f"source {source}: {told(one)}")
+    for source, each in canary_evidence.by_source(metrics).items():
+        share = each.exposure_share
+        if share is None or judged is None or share >= judged:
+            clauses.append(f"source {source}: {canary_evidence.told(each)}")
     return "; ".join(clauses)
 
 

@@ -1,4 +1,4 @@
-"""Keys of twins: the coins that a key gives, and the commitment to it before training."""
+"""Keys of twins and canaries: coins that a key tosses, and the commitment to it before training."""
 
 from __future__ import annotations
 
@@ -45,17 +45,18 @@ def reveals(key: bytes, committed: str) -> bool:
 
 
 def void(committed: str, ancestors: Sequence[str]) -> str:
-    """Why twins say nothing of weights with these ancestors; "" if they do.
+    """Why twins and canaries say nothing of weights with these ancestors; "" if they do.
 
-    Weights that other coins chose the data of may have seen what this key withholds.
+    Weights that other coins chose the data of may have seen what this key withholds, and have not
+    seen its canaries.
 
     Args:
         committed: the commitment of the experiment.
-        ancestors: those of the experiments that its weights come from; "" of one without twins.
+        ancestors: those of the experiments that its weights come from; "" of one without a key.
     """
     if all(one == committed for one in ancestors):
         return ""
-    return "the weights come from training with other twins, which may have seen the withheld ones"
+    return "the weights come from training with other twins or canaries, or with none"
 
 
 def _checked(key: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -223,6 +224,16 @@ class DataLoader:
         if self._shuffle:
             return shuffled(len(self.dataset), seed, epoch)
         return np.arange(len(self.dataset))
+
+    def with_samples(self, dataset: Any) -> DataLoader:
+        """The same loader of a data set that has more samples, of which ``training`` is told.
+
+        Args:
+            dataset: with indices, and ``sources``.
+        """
+        found = copy.copy(self)
+        found.dataset, found._sources, found._validation = dataset, None, None
+        return found
 
     def over(self, indices: Sequence[int] | NDArray[np.int64], batch: int | None) -> DataLoader:
         """A loader of some samples, in this order, for validation.

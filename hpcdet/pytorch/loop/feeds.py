@@ -15,6 +15,7 @@ import numpy as np
 from hpcdet.core.training import Peers
 from hpcdet.data import rng
 from hpcdet.data.batch_order import BatchOrder
+from hpcdet.data.canary_rows import WithCanaries
 from hpcdet.data.sample_order import Indices, Order, Slice, subseed
 from hpcdet.data.sourced import SourceTable
 from hpcdet.data.streams import State, Stateful, Stream
@@ -33,11 +34,15 @@ class Feed(Protocol):
         epoch_records: samples in an epoch, over all ranks.
         batch: samples in a global batch; None where that varies.
         order: of samples with indices; None of others.
+        data: what the batches are made of, canaries among it.
         sources: of each sample by its index; None: nothing says them.
+        records: of the user's own samples; behind them are canaries.
     """
 
     order: Order | BatchOrder | None
+    data: Any
     sources: SourceTable | None
+    records: SourceTable | None
 
     @property
     def batch(self) -> int | None: ...
@@ -67,12 +72,12 @@ def feed_of(data: Any, context: PyTorchTrialContext, batch: int) -> Feed:
     seed, ranks = context.core.seed, context.core.session.ranks
     if isinstance(data, DataLoader) and not data.streams:
         return _Indexed(data, data.order(seed, batch), context)
-    context.core.governance.withhold(None, None)
+    context.core.governance.test_memorization(None, None)
     context.division.check_indexed(data)
     if isinstance(data, DataLoader):
         data.check_resumable()
         stream = data.stream(seed, ranks.rank)
-        return _Streamed(stream, _length(data, context), data.batch_size, ranks.world)
+        return _Streamed(data, stream, _length(data, context), ranks.world)
     _accept(data, context, "build_training_data_loader")
     size = getattr(data, "batch_size", None) or 1
     return _Foreign(data, context, _length(data, context), size)
@@ -144,11 +149,18 @@ class _Indexed:
     def __init__(
         self, data: DataLoader, order: Order | BatchOrder, context: PyTorchTrialContext
     ) -> None:
-        self._data = data
-        self.sources = data.sources() if context.learning.guard is not None else None
-        out = context.core.governance.withhold(order, self.sources)
-        self._order = _without(order, out) if len(out) else order
-        self.order: Order | BatchOrder | None = self._order
+        self.records = data.sources() if context.learning.guard is not None else None
+        tests = context.core.governance.test_memorization(order, self.records)
+        if tests is not None and tests.twins is not None:
+            order = _without(order, tests.twins.outside)
+        self.data, self.sources = data, self.records
+        if tests is not None and tests.canaries is not None and self.records is not None:
+            canaries = tests.canaries
+            samples = WithCanaries.of(data.dataset, self.records, canaries.blocks)
+            order = order.with_more(canaries.trained, context.core.seed)
+            self.data, self.sources = data.with_samples(samples), samples.sources
+        self._order = order
+        self.order: Order | BatchOrder | None = order
         self._context = context
         self.epoch_records = self._order.epoch_records
 
@@ -159,7 +171,7 @@ class _Indexed:
     def batches(self, records: int) -> Iterator[Batch]:
         context = self._context
         seed = context.core.seed
-        return self._data.training(self._order, seed, records, context.mine, context.shares)
+        return self.data.training(self._order, seed, records, context.mine, context.shares)
 
     def state(self) -> State | None:
         return None
@@ -189,8 +201,10 @@ class _Counted:
 
     order: Order | BatchOrder | None = None
     sources: SourceTable | None = None
+    records: SourceTable | None = None
 
-    def __init__(self, length: int | None, batch: int, world: int) -> None:
+    def __init__(self, data: Any, length: int | None, batch: int, world: int) -> None:
+        self.data = data
         self._length = length
         self._share = batch
         self.batch = batch * world
@@ -204,8 +218,8 @@ class _Counted:
 
 
 class _Streamed(_Counted):
-    def __init__(self, stream: Stream, length: int | None, batch: int, world: int) -> None:
-        super().__init__(length, batch, world)
+    def __init__(self, data: DataLoader, stream: Stream, length: int | None, world: int) -> None:
+        super().__init__(data, length, data.batch_size, world)
         self._stream = stream
 
     def batches(self, records: int) -> Iterator[Batch]:
@@ -228,7 +242,7 @@ class _Foreign(_Counted):
     def __init__(
         self, loader: Any, context: PyTorchTrialContext, length: int | None, batch: int
     ) -> None:
-        super().__init__(length, batch, context.distributed.size)
+        super().__init__(loader, length, batch, context.distributed.size)
         self._loader = loader
         self._seed = (context.core.seed, context.distributed.rank)
         self._epoch = self._place = 0

@@ -98,7 +98,7 @@ class Loop:
             self._guard.use(self._feed.sources, indexed=self._feed.order is not None)
         if self._probing is not None and self._feed.order is not None:
             self._probing.dataset = getattr(data, "dataset", None)
-        self._validator.build(data)
+        self._validator.build(self._feed)
         self._check_registered()
         if loaded is not None:
             self._saves.load(loaded, getattr(data, "batch_size", None))

@@ -86,7 +86,8 @@ class Probing:
         generators = self._session.registered.generators
         before = rng.capture(generators)
         try:
-            indices = part.indices[:RECORDS]
+            own = part.indices[part.indices < len(self.dataset)]  # behind them are canaries
+            indices = own[:RECORDS]
             self._records = governance.chains.differing(self.dataset, indices)
         except GovernanceBroken as error:  # said on all ranks
             self._records = 0, [error.what]

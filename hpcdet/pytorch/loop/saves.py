@@ -318,7 +318,9 @@ class Saves:
             heir = origin is not None and origin.inherited
             inherited = governance.state.inherited if heir else None
             governance.accounts.begin(origin, self._progress.units, checks, inherited)
-            governance.accounts.admit(self.feed.sources, self.feed.order)
+            tests = governance.state.tests
+            more = {} if tests.canaries is None else tests.canaries.rows
+            governance.accounts.admit(self.feed.records, self.feed.order, more)
             governance.accounts.changed(governance.state.applied)
 
     def begin_random(self, loaded: LoadedState | None) -> None:

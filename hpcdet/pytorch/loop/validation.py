@@ -17,13 +17,13 @@ from hpcdet.pytorch.api.callback import PyTorchCallback, takes
 from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.api.data_loader import DataLoader
 from hpcdet.pytorch.api.trial import PyTorchTrial
-from hpcdet.pytorch.loop.feeds import passes, whole
+from hpcdet.pytorch.loop.feeds import Feed, passes, whole
 from hpcdet.pytorch.metrics.metrics import Tally, named
 from hpcdet.pytorch.metrics.reducers import Reducer
 
 if TYPE_CHECKING:  # of trials under a policy only
-    from hpcdet.guard.withheld import Losses
-    from hpcdet.pytorch.loop.twin_losses import TwinLosses
+    from hpcdet.guard.keyed_records import Losses
+    from hpcdet.pytorch.loop.record_losses import RecordLosses
 
 Callbacks = Mapping[str, PyTorchCallback]
 
@@ -39,7 +39,7 @@ class Validator:
         interrupted: asked after each batch, on every rank equally often: must this stop?
 
     Attributes:
-        losses: of the twins at the last validation; None: there are none.
+        losses: of twins and canaries at the last validation; None: there are none.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Validator:
         self._interrupted = interrupted
         self._data: Any = None
         self._sources: SourceTable | None = None
-        self._twins: TwinLosses | None = None
+        self._tested: RecordLosses | None = None
         self.losses: Losses | None = None
         self._full = overrides(trial, "evaluate_full_dataset")
         self._numbered = takes(trial.evaluate_batch, 2)
@@ -65,17 +65,17 @@ class Validator:
                 where=type(trial).__name__,
             )
 
-    def build(self, training: Any) -> None:
-        """Make the data, once. ``training``: the training data, which twins are of."""
+    def build(self, feed: Feed) -> None:
+        """Make the data, once. ``feed``: of the training, which twins and canaries are of."""
         self._data = self._trial.build_validation_data_loader()
         known = isinstance(self._data, DataLoader) and self._context.learning.guard is not None
         self._sources = self._data.sources() if known else None
         state = self._context.core.governance.state
-        if state is not None and state.twins is not None:
-            from hpcdet.pytorch.loop.twin_losses import TwinLosses
+        if state is not None and state.tests:
+            from hpcdet.pytorch.loop.record_losses import RecordLosses
 
-            self._twins = TwinLosses(
-                self._trial, self._context, training, state.twins, self._interrupted
+            self._tested = RecordLosses(
+                self._trial, self._context, feed, state.tests, self._interrupted
             )
 
     def run(self) -> dict[str, Any] | None:
@@ -114,10 +114,10 @@ class Validator:
         return metrics
 
     def _measured(self) -> bool:
-        """Measure the twins, if there are any; False if it was interrupted."""
-        if self._twins is None:
+        """Measure twins and canaries, if there are any; False if it was interrupted."""
+        if self._tested is None:
             return True
-        self.losses = self._twins.run()
+        self.losses = self._tested.run()
         return self.losses is not None
 
     def _batches(self, outputs: list[Any]) -> dict[str, Any] | None:

@@ -69,6 +69,7 @@ def statement(model: GovernedModel) -> dict[str, Any]:
             "probes": len(account.measured),
             "entropy": account.entropy,
             "memorization": encode(account.memorization),
+            "canaries": encode(account.canaries),
             "historyKnown": account.complete,
             "checks": encode(account.checks),
             "rollbacks": encode(account.rollbacks),

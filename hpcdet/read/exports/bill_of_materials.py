@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hpcdet import __version__
+from hpcdet.policy.memorization.canary_evidence import CanaryEvidence
 from hpcdet.policy.memorization.twin_evidence import TwinEvidence
 from hpcdet.read.exports.governed_model import GovernedModel, SourceAccount
 
@@ -93,10 +94,25 @@ def _metrics(model: GovernedModel) -> Iterator[dict[str, str]]:
                 "value": f"{found.advantage!r}",
                 "slice": f"source {source}, {_evidence(found)}",
             }
+    for source, each in sorted((model.account.canaries or {}).items()):
+        if each.exposure is not None:
+            yield {
+                "type": "mean exposure of canaries in bits",
+                "value": f"{each.exposure!r}",
+                "slice": f"source {source}, {_ranked(each)}",
+            }
+
+
+def _ranked(found: CanaryEvidence) -> str:
+    named = (("canaries", found.canaries), ("p", found.exposure_p), ("most", found.exposure_most))
+    return _listed(named)
 
 
 def _evidence(found: TwinEvidence) -> str:
-    named = (("pairs", found.pairs), ("p", found.p), ("power", found.power))
+    return _listed((("pairs", found.pairs), ("p", found.p), ("power", found.power)))
+
+
+def _listed(named: Iterable[tuple[str, float | None]]) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in named if value is not None)
 
 

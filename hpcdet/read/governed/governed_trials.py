@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hpcdet.goals import RESERVED
 from hpcdet.policy.compiled import CompiledPolicy
-from hpcdet.policy.memorization import twin_evidence
+from hpcdet.policy.memorization import canary_evidence, twin_evidence
+from hpcdet.policy.memorization.canary_evidence import CanaryEvidence
 from hpcdet.policy.memorization.twin_evidence import TwinEvidence
 from hpcdet.read.governed.routing_cost import RoutingCostView, routing_cost
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -27,6 +28,10 @@ RESIDUAL_CHANNELS = (
     "early stopping, and choosing a checkpoint or a trial, by metrics of all data",
 )
 """How a source may influence layers that it is denied; under ``isolated`` the last two only."""
+
+
+DEPTH = "Restricting a source to some layers reduces memorization and never removes it."
+"""What is said beside results on memorization."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,8 @@ class GovernanceView:
     """Entropy of each layer's sources in [0, 1]; null without exposure."""
     memorization: dict[str, TwinEvidence] | None
     """Twins of the last validation that has any, by source; null if none is measured."""
+    canaries: dict[str, CanaryEvidence] | None
+    """Canaries of the last validation that has any, by source; null if none is measured."""
     complete: bool
     """False if the weights have a history that is not known."""
     measured: list[MeasuredView]
@@ -207,6 +214,7 @@ def _view(
     found = [_conforms(one, policy, said.parameters) for one in measured]
     least = [one for each in found for one in each[0] if not math.isnan(one)]
     more = said.sources[len(policy.sources) :]
+    tested = _tested(trial, policy, until)
     uncovered = measures.coverage(said.exposure, [False] * len(said.sources))
     return GovernanceView(
         trial=trial.number,
@@ -229,7 +237,8 @@ def _view(
         conformance=min(least, default=None),
         violations=sum(each[1] for each in found) if measured else None,
         entropy=_known(measures.source_entropy(said.exposure).tolist()),
-        memorization=_twins(trial, policy, until),
+        memorization=tested.twins,
+        canaries=tested.canaries,
         complete=said.complete,
         measured=measured,
         checks=_checks(lines),
@@ -274,24 +283,28 @@ def _nodes(attempt: GatheredAttempt, policy: CompiledPolicy) -> GovernedNodesVie
     return GovernedNodesView(attempt.number, names, _statement(policy))
 
 
-def _twins(
-    trial: GatheredTrial, policy: CompiledPolicy, until: float
-) -> dict[str, TwinEvidence] | None:
-    """The evidence of twins in the last validation up to a step."""
+class _Tested(NamedTuple):
+    twins: dict[str, TwinEvidence] | None = None
+    canaries: dict[str, CanaryEvidence] | None = None
+
+
+def _tested(trial: GatheredTrial, policy: CompiledPolicy, until: float) -> _Tested:
+    """The evidence of twins and canaries in the last validation up to a step that has any."""
     from hpcdet.read.experiment import series
 
-    rules = policy.memorization
-    if rules is None or rules.twins is None:
-        return None
+    if policy.memorization is None or not policy.memorization.tested:
+        return _Tested()
     rows = [row for row in series.of_trial(trial) if row["group"] == "validation"]
     rows = [row for row in rows if row["name"].startswith(RESERVED) and not row["superseded"]]
     by_step: dict[int, dict[str, Any]] = {}
     for row in rows:
         by_step.setdefault(row["step"], {})[row["name"]] = row["value"]
     for step in sorted((one for one in by_step if one <= until), reverse=True):
-        if found := twin_evidence.by_source(by_step[step]):
-            return found
-    return None
+        twins = twin_evidence.by_source(by_step[step])
+        canaries = canary_evidence.by_source(by_step[step])
+        if twins or canaries:
+            return _Tested(twins or None, canaries or None)
+    return _Tested()
 
 
 def _measured(line: Mapping[str, Any]) -> MeasuredView:

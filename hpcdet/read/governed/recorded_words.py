@@ -65,7 +65,14 @@ def _mapping(given: Any) -> Mapping[str, Any]:
     return given if isinstance(given, Mapping) else {}
 
 
+def _kept(value: Any, chosen: str) -> str:
+    """Tests of memorization as a checkpoint keeps them."""
+    void = f", VOID: {value['void']}" if value["void"] else ""
+    return f"{value['looks']} looks, digest {short(value[chosen])} of what is {chosen}{void}"
+
+
 _WORDS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "canaries": ("canaries", lambda value: _kept(value, "planted")),
     "conformance": ("conformance", lambda value: f"{value:.6g} at the last probe"),
     "generators": ("random numbers", lambda value: f"digests of {len(value)} ranks"),
     "ledger": (
@@ -85,5 +92,6 @@ _WORDS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
         lambda value: f"{len(value['signatures'])} (hpcdet ledger verify)",
     ),
     "software": ("code that routes", lambda value: f"digest {short(value['router'])}"),
+    "twins": ("twins", lambda value: _kept(value, "withheld")),
 }
 """By name: what people call it, and its words, which raise for other forms."""

@@ -14,7 +14,7 @@ from hpcdet.store.folder.layout import ExperimentPaths
 if TYPE_CHECKING:  # as governed_trials
     from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 
-_MEMORIZED = (f"{RESERVED}memorization", f"{RESERVED}advantage.")
+_MEMORIZED = tuple(f"{RESERVED}{one}" for one in ("memorization", "advantage.", "exposure."))
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ def routing_cost(
     """Compare a trial of a control with that of the same number which was routed.
 
     Returns:
-        At the last validation that both have: the searcher's metric and what twins say; and the
-        time of a step. Empty if the other trial is gone or has other hyperparameters.
+        At the last validation that both have: the searcher's metric and what tests of memorization
+        say; and the time of a step. Empty if the other trial is gone or has other hyperparameters.
     """
     from hpcdet.read.experiment.gather import gather
 
@@ -75,7 +75,7 @@ def _compared(
 
 
 def _validations(trial: GatheredTrial, metric: str) -> dict[int, dict[str, float | None]]:
-    """By step, the searcher's metric and those of twins."""
+    """By step, the searcher's metric and those of twins and canaries."""
     from hpcdet.read.experiment import series
 
     found: dict[int, dict[str, float | None]] = {}

@@ -1,4 +1,4 @@
-"""The loss of each twin: one more validation set, over all ranks, that can be interrupted."""
+"""The loss of twins and canaries: one more validation set, over all ranks, interruptible."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import torch
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch.api.callback import takes
 from hpcdet.pytorch.api.context import PyTorchTrialContext
-from hpcdet.pytorch.api.data_loader import DataLoader
 from hpcdet.pytorch.api.trial import PyTorchTrial
-from hpcdet.pytorch.loop.feeds import passes
+from hpcdet.pytorch.loop.feeds import Feed, passes
 from hpcdet.pytorch.metrics.metrics import named
 
 if TYPE_CHECKING:
-    from hpcdet.guard.withheld import Losses, WithheldTwins
+    from hpcdet.guard.keyed_records import Losses
+    from hpcdet.guard.memorization_tests import MemorizationTests
 
 _LOSS = "loss"
 
 
-class TwinLosses:
-    """Measures a model on both members of each pair, which are transformed alike.
+class RecordLosses:
+    """Measures a model on both members of each pair and on all canaries, transformed alike.
 
     A trial with ``losses`` is asked for those where the policy's metric is ``loss``; else each
     record is a validation batch of its own, of which ``evaluate_batch`` says the metric.
 
     Args:
-        data: the training data.
+        feed: of the training.
         interrupted: asked after each batch, on every rank equally often: must this stop?
 
     Raises:
@@ -40,12 +40,13 @@ class TwinLosses:
         self,
         trial: PyTorchTrial,
         context: PyTorchTrialContext,
-        data: DataLoader,
-        twins: WithheldTwins,
+        feed: Feed,
+        tests: MemorizationTests,
         interrupted: Callable[[], bool],
     ) -> None:
         self._trial, self._context, self._interrupted = trial, context, interrupted
-        self._metric = twins.rules.metric
+        self._metric = tests.metric
+        self._key = f"memorization.{'canaries' if tests.twins is None else 'twins.metric'}"
         kind = type(trial)
         self._each = self._metric == _LOSS and kind.losses is not PyTorchTrial.losses
         if not self._each and kind.evaluate_batch is PyTorchTrial.evaluate_batch:
@@ -55,15 +56,17 @@ class TwinLosses:
                 hint="define losses(batch), which returns a tensor of the batch's length",
             )
         self._numbered = takes(trial.evaluate_batch, 2)
-        self._indices = twins.indices
-        self._data = data.over(self._indices, None if self._each else 1)
+        self._indices = tests.indices
+        self._sources = feed.sources
+        self._data = feed.data.over(self._indices, None if self._each else 1)
 
     def run(self) -> Losses | None:
-        """The losses, float64[2 pairs], on all ranks; None if it was interrupted.
+        """The losses, float64[records], on all ranks; None if it was interrupted.
 
         Models are in ``eval`` mode, without gradients.
         """
-        context = self._context
+        context, guard = self._context, self._context.learning.guard
+        assert guard is not None
         mine, batches = context.mine, context.core.train.units.batches
         found: dict[int, float] = {}
         for number, (part, batch) in enumerate(passes(self._data, context)):
@@ -71,7 +74,8 @@ class TwinLosses:
             share = mine[place]
             # where ranks share the parameters, one without samples must take part all the same
             if part.weight or context.reducer.shares_parameters:
-                with context.division.evaluating(share, batches, index):
+                whose = self._sources and self._sources.at(part.indices)  # lanes are on for them
+                with context.division.evaluating(share, batches, index), guard.evaluated(whose):
                     values = self._values(context.ready(batch), index, len(part.indices))
             if part.weight:
                 found |= dict(zip(part.indices.tolist(), values, strict=True))
@@ -98,7 +102,7 @@ class TwinLosses:
         if self._metric not in metrics:
             raise ConfigError(
                 f"evaluate_batch reports no metric {self._metric!r}",
-                where="memorization.twins.metric",
+                where=self._key,
                 hint=f"it has: {', '.join(sorted(metrics)) or 'none'}; or define losses(batch) and "
                 "let the policy compare `loss`",
             )

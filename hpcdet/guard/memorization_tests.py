@@ -1,0 +1,107 @@
+"""The tests of a trial's memorization: twins and canaries, which share levels and a pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from hpcdet.data.batch_order import BatchOrder
+from hpcdet.data.sample_order import Indices, Order
+from hpcdet.data.sourced import SourceTable
+from hpcdet.guard.keyed_records import Level, Losses
+from hpcdet.guard.planted import PlantedCanaries
+from hpcdet.guard.withheld import WithheldTwins
+from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.policy.governed_metrics import MEMORIZATION
+from hpcdet.policy.memorization import canary_evidence, twin_evidence
+
+_NONE = np.empty(0, np.int64)
+
+
+class MemorizationTests:
+    """What a policy measures of memorization, as one set of records.
+
+    Attributes:
+        twins: of the trial's data; None: the policy asks for none.
+        canaries: likewise.
+        metric: the value of each record that is compared.
+    """
+
+    def __init__(
+        self,
+        twins: WithheldTwins | None = None,
+        canaries: PlantedCanaries | None = None,
+        metric: str = "",
+    ) -> None:
+        self.twins = twins
+        self.canaries = canaries
+        self.metric = metric
+
+    @staticmethod
+    def of(
+        policy: CompiledPolicy,
+        key: bytes,
+        order: Order | BatchOrder,
+        sources: SourceTable,
+        level: Level,
+    ) -> MemorizationTests:
+        """The tests that a policy asks for, of which at least one is; as of ``WithheldTwins``.
+
+        Raises:
+            PolicyRefused: as of ``WithheldTwins`` and ``PlantedCanaries``.
+        """
+        assert policy.memorization is not None
+        twins = WithheldTwins.of(policy, key, order, sources, level)
+        canaries = PlantedCanaries.of(policy, key, sources, level)
+        return MemorizationTests(twins, canaries, policy.memorization.metric)
+
+    def __bool__(self) -> bool:
+        """Whether anything is measured."""
+        return self.twins is not None or self.canaries is not None
+
+    @property
+    def indices(self) -> Indices:
+        """The records that are measured, int64[records]: those of twins, then those of canaries."""
+        return np.concatenate([_NONE, *(one.indices for _, one in self._each())])
+
+    def judge(self, losses: Losses) -> dict[str, float]:
+        """Judge a model, and return the metrics of it; none where the tests are void.
+
+        ``gov.memorization`` is the greatest of all tests, and NaN if one is unknown.
+
+        Args:
+            losses: of the records of ``indices``.
+        """
+        twins, canaries = self.twins, self.canaries
+        pairs = len(twins.pairs) if twins is not None else 0
+        drawn = len(canaries.drawn) if canaries is not None else 0
+        found = []
+        if twins is not None:
+            mine = losses[: len(twins.indices)]
+            found.append(twin_evidence.memorization(twins.judge(mine, beside=drawn)))
+        if canaries is not None:
+            rest = losses[len(losses) - len(canaries.indices) :]
+            found.append(canary_evidence.memorization(canaries.judge(rest, beside=pairs)))
+        known = [one.pop(MEMORIZATION) for one in found if one]
+        metrics = {name: value for one in found for name, value in one.items()}
+        if known:
+            metrics[MEMORIZATION] = math.nan if any(map(math.isnan, known)) else max(known)
+        return metrics
+
+    def evidence(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the evidence of the last look, as plain data, by the kind of test."""
+        for kind, one in self._each():
+            yield kind, one.evidence()
+
+    def encode(self) -> dict[str, Any]:
+        """Plain data for a checkpoint, equal on all ranks, by the kind of test."""
+        return {kind: one.encode() for kind, one in self._each()}
+
+    def _each(self) -> Iterator[tuple[str, WithheldTwins | PlantedCanaries]]:
+        if self.twins is not None:
+            yield "twins", self.twins
+        if self.canaries is not None:
+            yield "canaries", self.canaries
