@@ -127,8 +127,8 @@ ROWS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
         "",
     ),
     "what nothing enforces": (
-        edited("coverage:", "memorization: {canaries: {}}\ncoverage:"),
-        "does not enforce: memorization.canaries",
+        edited("coverage:", "memorization: {max_advantage: 0.1}\ncoverage:"),
+        "does not enforce: memorization without twins and canaries",
         "governance.policy",
         "leave it out",
     ),

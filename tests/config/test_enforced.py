@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
 import yaml
 
 from hpcdet.config.load import load_config
@@ -32,20 +31,24 @@ def test_the_search_of_a_governed_experiment_has_the_policys_gates() -> None:
     assert found.policy is not None
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "named"),
-    [
-        ("memorization", {"max_advantage": 0.1}, "memorization without twins"),
-        ("memorization", {"canaries": {}}, "memorization.canaries"),
-    ],
-)
-def test_what_nothing_enforces_is_refused_by_name(
-    key: str, value: object, named: str, cli: Cli, tmp_path: Path
-) -> None:
+def asking(tmp_path: Path, memorization: object) -> Path:
+    """The config of the example, whose policy asks for more."""
     folder = tmp_path / "governed"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     policy = yaml.safe_load((EXAMPLE / "policy.yaml").read_text())
-    policy[key] = value
+    policy["memorization"] = memorization
     (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
-    ran = cli("plan", folder / "governed.yaml", "--site", "local", code=4)
-    assert named in ran.err and "does not enforce" in ran.err
+    return folder / "governed.yaml"
+
+
+def test_what_nothing_enforces_is_refused_by_name(cli: Cli, tmp_path: Path) -> None:
+    config = asking(tmp_path, {"max_advantage": 0.1})
+    ran = cli("plan", config, "--site", "local", code=4)
+    assert "memorization without twins and canaries" in ran.err and "does not enforce" in ran.err
+
+
+def test_canaries_alone_have_a_gate(tmp_path: Path) -> None:
+    config = asking(tmp_path, {"canaries": {}, "max_advantage": 0.1})
+    found = governed(load_config.load(config), read_policy("policy.yaml", config.parent))
+    gates = {one["metric"]: one for one in found.resolved()["searcher"]["constraints"]}
+    assert gates["gov.memorization"]["upper"] == 0.1 and gates["gov.memorization"]["mode"] == "hard"

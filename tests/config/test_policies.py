@@ -244,6 +244,27 @@ def test_what_is_measured_and_required_reaches_the_compiled_policy() -> None:
     assert CompiledPolicy.from_json(policy.to_json()) == policy
 
 
+CANARIES = [
+    ("space_bits: 10", "P14", "20 canaries and their references", "at least 11"),
+    ("per_source: 21, space_bits: 11", "P14", "21 canaries", "at least 12"),
+    ("per_source: 2, repeats: [1, 4, 16]", "P01", "cannot have 3 numbers of repeats", "at least 3"),
+    ("sources: [hosp-z]", "P01", "no source has the name 'hosp-z'", "hosp-b"),
+    ("space_bits: 63", "P01", "space_bits", ""),
+]
+
+
+@pytest.mark.parametrize(("rules", "code", "says", "hint"), CANARIES)
+def test_canaries_that_cannot_be_drawn_are_refused_before_any_queue(
+    rules: str, code: str, says: str, hint: str
+) -> None:
+    last = "requires: {capabilities: [enclave]}"
+    with pytest.raises(PolicyRefused, match=code) as bad:
+        compiled((last, f"{last}\nmemorization: {{canaries: {{{rules}}}}}"))
+    assert says in f"{bad.value.where} {bad.value.what}" and hint in bad.value.hint
+    enough = "memorization: {canaries: {per_source: 21, space_bits: 12}}"
+    assert compiled((last, f"{last}\n{enough}")).memorization
+
+
 def test_a_policy_that_others_may_write_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     file.write_text(POLICY.replace("2027-12-31", "2999-12-31"))

@@ -18,7 +18,7 @@ from hpcdet.errors import UsageError
 from hpcdet.guard.routing.router import Router
 from hpcdet.guard.routing.row_sources import RowSources
 from hpcdet.policy.codes import PolicyRefused
-from hpcdet.policy.compiled import CompiledPolicy, LayerGroup
+from hpcdet.policy.compiled import Canaries, CompiledPolicy, LayerGroup, Memorization, Twins
 from hpcdet.store.folder.layout import TrialPaths
 from tests import ranks
 from tests.guard.test_governed import MODEL, make, policy, traced
@@ -227,6 +227,26 @@ def known(*names: str | tuple[str, ...]) -> Any:
     router = Router()
     router.place("all")
     return router, router.evaluated(RowSources.of(SourceTable.of(list(names))))
+
+
+def test_twins_and_canaries_go_through_the_lanes_of_their_sources(tmp_path: Path) -> None:
+    memory = Memorization(Twins(pairs=3), Canaries(2, sources=("a", "c")))
+    wanted = governed(((1, 0), (1, 0), (0, 1)), memorization=memory)
+    named = {"policy": "test", "digest": wanted.digest, "twin_key": {"env": "TWINS"}}
+    trial = laned(tmp_path / "EXP", 1, wanted, governance=named, until=2)
+    seen = tmp_path / "seen"
+    code = CODE.replace(
+        "    def losses(self, batch):",
+        "    def losses(self, batch):\n        if not torch.is_grad_enabled():\n"
+        "            lane = self.model.lane(torch.ones(len(batch[0]), 8))\n"
+        "            with open(os.environ['SEEN'], 'a') as file:\n"
+        "                file.writelines('01'[int(one)] for one in (lane != 0).any(1))",
+    )
+    (tmp_path / "EXP" / "code" / "model_def.py").write_text(code)
+    attempt = ranks.run(trial, 1, TWINS="0123456789abcdef", SEEN=str(seen))
+    assert attempt.verdict() is not None, attempt.log()
+    a, c = 6 * "0" + 6 * "0", 6 * "1"
+    assert seen.read_text() == a + c + 1002 * "0" + 1002 * "1"
 
 
 def test_only_its_own_rows_go_through_a_lane_and_masks_stay_whole() -> None:

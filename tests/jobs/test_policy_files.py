@@ -112,14 +112,21 @@ def test_a_submission_commits_to_the_key_of_twins(
     assert twin_keys.reveals(b"0123456789abcdef", named(made(model, text=text)).commitment)
 
 
+def test_canaries_alone_commit_to_the_key_too(model: Path) -> None:
+    policy = model / "rules" / "p.yaml"
+    policy.write_text(policy.read_text() + "memorization: {canaries: {}}\n")
+    paths = made(model)
+    key = experiment_policy.key(paths, named(paths), "twin_key")
+    assert twin_keys.reveals(key.encode(), named(paths).commitment)
+
+
+@pytest.mark.parametrize("kind", ["twins", "canaries"])
 @pytest.mark.parametrize("mode", ["prune", "stop", "warn"])
 def test_weights_that_may_have_seen_the_twins_are_refused_where_a_gate_judges_them(
-    model: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+    model: Path, monkeypatch: pytest.MonkeyPatch, mode: str, kind: str
 ) -> None:
     policy = model / "rules" / "p.yaml"
-    policy.write_text(
-        f"{policy.read_text()}memorization: {{twins: {{pairs: 5}}, on_violation: {mode}}}\n"
-    )
+    policy.write_text(f"{policy.read_text()}memorization: {{{kind}: {{}}, on_violation: {mode}}}\n")
     monkeypatch.setenv("TWIN", "0123456789abcdef")
     text = f"{CONFIG}governance: {{policy: rules/p.yaml, twin_key: {{env: TWIN}}}}\n"
     wanted = loaded(model, text).policy
@@ -133,9 +140,9 @@ def test_weights_that_may_have_seen_the_twins_are_refused_where_a_gate_judges_th
         donation = Donation(model, 4, {"meta": meta})
         begin_from.refuse_other_tests(resolved, donation, compiled)
 
-    begin({"governance": {"twins": {"commitment": own, "void": ""}}})
+    begin({"governance": {kind: {"commitment": own, "void": ""}}})
     others = [{"commitment": "sha256:11", "void": ""}, {"commitment": own, "void": "seen"}]
-    metas: list[dict[str, Any]] = [{}, *({"governance": {"twins": one}} for one in others)]
+    metas: list[dict[str, Any]] = [{}, *({"governance": {kind: one}} for one in others)]
     for meta in metas:
         if mode == "warn":
             begin(meta)

@@ -1,18 +1,28 @@
-"""What verbs and the report say of trials that were judged by twins."""
+"""What verbs and the report say of trials that were judged by twins and canaries."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from hpcdet.policy import governed_metrics
-from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup, Memorization, Twins
-from hpcdet.policy.memorization import twin_evidence
+from hpcdet.policy.compiled import (
+    Canaries,
+    CompiledPolicy,
+    DataSource,
+    LayerGroup,
+    Memorization,
+    Twins,
+)
+from hpcdet.policy.memorization import canary_evidence, twin_evidence
+from hpcdet.policy.memorization.canaries import CanaryVerdict
 from hpcdet.policy.memorization.twins import TwinVerdict
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.governed.governed_trials import governance
 from hpcdet.read.report import render
+from hpcdet.read.governed.governed_trials import DEPTH, governance
 from tests.builders import Builder
 from tests.commands import Cli
 
@@ -73,6 +83,27 @@ def test_the_evidence_of_the_last_validation_is_reported(cli: Cli) -> None:
     page = render(gather(built.paths), 1e9)
     for text in ("TPR at 1 % FPR", "<td>0.446</td>", "trained against their withheld twins"):
         assert text in page
+
+
+def test_canaries_are_reported_beside_twins_or_alone(cli: Cli) -> None:
+    rules = Memorization(None, Canaries(), max_advantage=0.2)
+    built = search(cli.root / "notes-7f3a", dataclasses.replace(POLICY, memorization=rules))
+    attempt = built.trial().attempt()
+    verdict = CanaryVerdict((9.0, 1.0), 1000, 6e-4, 0.2, (16, 1))
+    metrics = canary_evidence.memorization({"notes": verdict})
+    attempt.metrics("validation", 200, validation_loss=1.0, **{"gov.violations": 0.0, **metrics})
+    attempt.end("stopped")
+    built.close()
+    [item] = cli("policy", "report", "notes-7f3a", "-o", "json").items
+    assert cli.checked == {"policy.report"} and item["memorization"] is None
+    found = item["canaries"]["notes"]
+    assert (found["canaries"], found["exposure"], found["exposure_alpha"]) == (2, 5.0, 6e-4)
+    assert found["exposure_at"] == {"1": 1.0, "16": 9.0}
+    said = " ".join(cli("policy", "report", "notes-7f3a").out.split())
+    assert "notes: exposure 5 bits of 2 canaries (1 at 1 x, 9 at 16 x), 1.443 if untrained" in said
+    page = render(gather(built.paths), 1e9)
+    assert "1 at 1 ×, 9 at 16 ×" in page and "<td>0.357</td>" in page
+    assert DEPTH in said and DEPTH in page
 
 
 def test_a_search_in_which_all_memorize_has_no_best(cli: Cli) -> None:

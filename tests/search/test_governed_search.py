@@ -11,7 +11,7 @@ import pytest
 from hpcdet.policy import governed_metrics as metrics
 from hpcdet.policy.compiled import CompiledPolicy, Coverage, DataSource, LayerGroup, Twins
 from hpcdet.policy.compiled import Memorization as Rules
-from hpcdet.policy.memorization import twin_evidence, twins
+from hpcdet.policy.memorization import canaries, canary_evidence, twin_evidence, twins
 from hpcdet.policy.memorization.twins import TwinVerdict, alpha_now
 from hpcdet.search.api.codec import decode_action, encode_action
 from hpcdet.search.api.events import Ask, Halt, SegmentEnd, Stop
@@ -122,6 +122,28 @@ def test_evidence_names_the_sources_that_it_is_about() -> None:
     by_hand = {"gov.memorization": 0.4, "gov.advantage.a": 0.4, "gov.pairs.a": "many"}
     assert twin_evidence.evidence("gov.memorization", by_hand) == "source a: advantage 0.4"
     assert twin_evidence.evidence("gov.memorization", {"gov.memorization": 0.4}) == ""
+
+
+def test_the_metrics_and_the_evidence_of_canaries() -> None:
+    found = canaries.CanaryVerdict((9.0, 1.0, 5.0), 1000, 0.01, 0.2, (16, 1, 16))
+    told = canary_evidence.memorization(
+        {"a.b": found, "c": canaries.CanaryVerdict((1.0,), 9, 1e-4, 0.2)}
+    )
+    assert told["gov.memorization"] == told["gov.exposure_share.a.b"] == found.share > 0.3
+    assert (told["gov.exposure.a.b"], told["gov.exposure_at_16.a.b"]) == (5.0, 7.0)
+    evidence = canary_evidence.by_source(told)
+    assert list(evidence) == ["a.b", "c"] and evidence["a.b"].exposure_at == {"1": 1.0, "16": 7.0}
+    assert evidence["c"].exposure_at == {} and evidence["a.b"].exposure_alpha == 0.01
+    said = twin_evidence.evidence("gov.memorization", told)
+    assert said.startswith("source a.b: exposure 5 bits of 3 canaries (1 at 1 x, 7 at 16 x), 1.443")
+    assert "at most 9.97, share 0.357, p 0.0" in said and "at level 0.01" in said
+    assert "source c" not in said
+    unknown = canaries.CanaryVerdict((math.nan,), 9, 1e-4, 0.2, (1,))
+    told = canary_evidence.memorization({"c": unknown})
+    assert math.isnan(told["gov.memorization"]) and told["gov.exposure_p.c"] == 1
+    said = twin_evidence.evidence("gov.memorization", told)
+    assert said == "source c: no exposure is known of 1 canaries, as losses are no numbers"
+    assert canary_evidence.memorization({}) == {}
 
 
 # -- searches --------------------------------------------------------------------------------
