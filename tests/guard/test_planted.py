@@ -34,13 +34,15 @@ from hpcdet.policy.compiled import (
     Memorization,
     Twins,
 )
-from hpcdet.policy.memorization import canaries
+from hpcdet.policy.memorization import canaries, twins
 from hpcdet.policy.memorization.planned_tests import PlannedTests
 from hpcdet.policy.memorization.twin_keys import commitment
 from hpcdet.store.folder.layout import TrialPaths
 from tests import TESTS, canaried_model, governed_model, ranks
+from tests.dose import NULL_SEARCHES, dice
 from tests.experiments import same_bits
 from tests.guard.test_governed import MODEL, make, policy, state_of
+from tests.guard.test_trial_ledgers import sound
 from tests.guard.test_withheld import EVERY, KEY, PAIRS, metrics_of, trial_of
 from tests.pytorch.test_bits_local import interrupt, signals
 
@@ -262,6 +264,25 @@ def test_levels_of_all_tests_of_a_search_add_up_to_less_than_alpha() -> None:
     assert 0.75 * 0.05 < total < 0.05
 
 
+def test_null_searches_with_twins_and_canaries_prune_as_rarely_as_alpha_says() -> None:
+    """Whatever the exposure: what is permitted is 0, so that the levels alone decide."""
+    trials, looks, searches = 8, 4, NULL_SEARCHES // 20
+    draws = np.random.default_rng(dice("null canaries").randrange(1 << 32))
+    level = PlannedTests(trials, looks).level
+    false = 0
+    for _ in range(searches):
+        found = False
+        for trial in range(1, trials + 1):
+            for look in range(looks):
+                alpha = level(0.05, trial, look, 2)
+                losses, differences = draws.normal(size=1020), draws.normal(size=100)
+                found |= canaries.judge(losses[:20], losses[20:], alpha, 0.0).violated
+                found |= twins.verdict(differences, alpha, 0.0).violated
+        false += found
+    print(f"{false} of {searches} searches have a false verdict")
+    assert twins.binomial_tail(false, searches, 0.05) > 1e-6
+
+
 def test_heirs_of_other_keys_and_of_other_canaries_have_no_number() -> None:
     draws = np.zeros(len(planted().indices))
     others = (None, planted(key="e" * 16).encode(), planted(watched(repeats=(2,))).encode())
@@ -388,6 +409,10 @@ def test_killed_or_not_on_one_rank_or_two_there_is_one_verdict(tmp_path: Path) -
     assert metrics_of(often) == found
     state = state_of(often)[1]
     assert state["canaries"]["looks"] == state["twins"]["looks"] == 3
+    first = sound(often).ledgers[0].records
+    [admitted] = [one.body for one in first if one.type == "source_admit"]
+    assert admitted["canaries"] == dict.fromkeys("abc", ROWS)
+    assert admitted["data"]["examples"] == {"a": 30, "b": 20, "c": 12}  # those of manifests alone
     epoch = 62 - 3 * PAIRS + 3 * ROWS
     assert sum(state["exposure"]["rows"].values()) == epoch + 3 * 12  # 71: the last batch has 11
 

@@ -20,9 +20,8 @@ from hpcdet.policy.memorization import canary_evidence, twin_evidence
 from hpcdet.policy.memorization.canaries import CanaryVerdict
 from hpcdet.policy.memorization.twins import TwinVerdict
 from hpcdet.read.experiment.gather import gather
-from hpcdet.read.governed.governed_trials import governance
-from hpcdet.read.report import render
 from hpcdet.read.governed.governed_trials import DEPTH, governance
+from hpcdet.read.report import render
 from tests.builders import Builder
 from tests.commands import Cli
 

@@ -186,7 +186,7 @@ class Governance:
 
     Attributes:
         digest: of the compiled policy.
-        commitment: to ``twin_key``, where the policy asks for twins; else "".
+        commitment: to ``twin_key``, where the policy asks for twins or canaries; else "".
         signer: the public half of ``run_key``, 64 hex digits; "" of experiments of former versions.
     """
 
@@ -195,7 +195,8 @@ class Governance:
     run_key: dict[str, str] | None = None
     """The key that signs the run's evidence: {env: NAME} or {file: PATH}; drawn if absent."""
     twin_key: dict[str, str] | None = None
-    """The key that tosses the coins of twins: {env: NAME} or {file: PATH}; drawn if absent."""
+    """The key that tosses the coins of twins and draws canaries: {env: NAME} or {file: PATH}; drawn
+    if absent."""
     data: Literal["sample", "all"] = "sample"
     """How much of sources with manifests each attempt compares: a few files, or all."""
     digest: Annotated[str, Key(own=True)] = ""
