@@ -67,6 +67,11 @@ class MemorizationTests:
         """The records that are measured, int64[records]: those of twins, then those of canaries."""
         return np.concatenate([_NONE, *(one.indices for _, one in self._each())])
 
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows that canaries add to each epoch, by source."""
+        return {} if self.canaries is None else self.canaries.rows
+
     def judge(self, losses: Losses) -> dict[str, float]:
         """Judge a model, and return the metrics of it; none where the tests are void.
 

@@ -44,6 +44,15 @@ def test_a_mixture_other_than_the_planned_one_is_told() -> None:
         assert said == outcome and ("head is " in detail) == (outcome == "warned")
 
 
+def test_canaries_are_expected_beside_what_is_planned() -> None:
+    epoch = order().epoch_records
+    shares = SHARES * (epoch - 12) / epoch + np.array([0, 0, 12]) / epoch
+    trial, other = Trial(shared((7, 5, 3))).train(40), Trial(shared(shares)).train(40)
+    assert trial.state.encode()["expected"] != other.state.encode()["expected"]
+    trial.state.planned.plan(order(), {"c": 12})
+    assert trial.state.encode()["expected"] == other.state.encode()["expected"]
+
+
 def test_without_a_plan_nothing_is_expected() -> None:
     trial = Trial().train(5)
     trial.state.planned.plan(None)

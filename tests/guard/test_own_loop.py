@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.policy.compiled import Canaries, CompiledPolicy, Memorization, Twins
 from hpcdet.policy.ledger import records
 from hpcdet.policy.ledger.verify import verify
 from hpcdet.store.folder.layout import TrialPaths
@@ -168,3 +168,15 @@ def test_what_is_not_accounted_for_is_refused(case: str, tmp_path: Path) -> None
     assert verdict is not None and verdict.verdict in ("fail", "norestart"), attempt.log()
     assert code in (verdict.error or ""), attempt.log()
     assert not [line for line in attempt.lines() if line["kind"] in ("metrics", "checkpoint")]
+
+
+@pytest.mark.parametrize("kind", ["twins", "canaries"])
+def test_what_a_loop_cannot_measure_of_memorization_is_refused_by_name(
+    kind: str, tmp_path: Path
+) -> None:
+    rules = Memorization(Twins()) if kind == "twins" else Memorization(canaries=Canaries())
+    trial = loop(tmp_path / "EXP", 1, policy(memorization=rules), SGD)
+    attempt = ranks.run(trial, 1)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict in ("fail", "norestart"), attempt.log()
+    assert f"memorization.{kind}" in attempt.log() and "not enforced in a loop" in attempt.log()

@@ -428,7 +428,7 @@ def test_elastic_training_has_one_verdict_and_one_digest_on_any_number_of_ranks(
     attempt = ranks.run(once, 1, TWINS=KEY)
     assert attempt.verdict() is not None, attempt.log()
     interrupt(often, tmp_path / "1", "train:4", signals(signal.SIGUSR2, 1), 4, TWINS=KEY)
-    attempt = ranks.run(often, 2, TWINS=KEY)
+    attempt = ranks.run(often, 2, TWINS=KEY, WORKERS="1")
     assert attempt.verdict() is not None, attempt.log()
     same_bits(state_of(often)[0], state_of(once)[0])
     assert metrics_of(often) == metrics_of(once)

@@ -32,10 +32,17 @@ class PlannedEntropy:
         self._guard = guard
         self._order: Order | BatchOrder | None = None
         self._counted: Mapping[str, int] | None = None
+        self._canaries: Mapping[str, int] = {}
 
-    def plan(self, order: Order | BatchOrder | None) -> None:
-        """Take the order of the trial's data; None: they have no indices."""
-        self._order, self._counted = order, None
+    def plan(
+        self, order: Order | BatchOrder | None, canaries: Mapping[str, int] | None = None
+    ) -> None:
+        """Take the order of the trial's data; None: they have no indices.
+
+        Args:
+            canaries: rows of each epoch, by source, that no plan of the data knows.
+        """
+        self._order, self._counted, self._canaries = order, None, canaries or {}
 
     def expected(self, trained: Sequence[EraRows]) -> ExpectedEntropy | None:
         """After these rows; None where nothing is planned, or nothing was trained."""
@@ -63,6 +70,9 @@ class PlannedEntropy:
         if not shares.any():
             counted = self._of_data()
             shares = np.array([counted.get(one.id, 0.0) for one in policy.sources])
+        elif self._order is not None and self._canaries:
+            more = np.array([self._canaries.get(one.id, 0) for one in policy.sources])
+            shares = shares / shares.sum() * (self._order.epoch_records - more.sum()) + more
         return shares / shares.sum() if shares.any() else None
 
     def _of_data(self) -> Mapping[str, int]:

@@ -245,7 +245,7 @@ class Saves:
                     hint="put policy.json back into the experiment's folder",
                 )
             return
-        governance.state.planned.plan(self.feed.order)
+        governance.state.planned.plan(self.feed.order, governance.state.tests.rows)
         checks = known + governance.state.load(
             found,
             trial_state.parameters(self._context),
@@ -305,7 +305,7 @@ class Saves:
     def begin_governance(self) -> None:
         """A trial begins under its policy, if it has one."""
         if (governance := self._context.core.governance.state) is not None:
-            governance.planned.plan(self.feed.order)
+            governance.planned.plan(self.feed.order, governance.tests.rows)
             checks = governance.start(trial_state.parameters(self._context))
             checks += governance.chains.checks()
             self._session.tracker.record("governance", checks=[asdict(one) for one in checks])
@@ -318,9 +318,8 @@ class Saves:
             heir = origin is not None and origin.inherited
             inherited = governance.state.inherited if heir else None
             governance.accounts.begin(origin, self._progress.units, checks, inherited)
-            tests = governance.state.tests
-            more = {} if tests.canaries is None else tests.canaries.rows
-            governance.accounts.admit(self.feed.records, self.feed.order, more)
+            rows = governance.state.tests.rows
+            governance.accounts.admit(self.feed.records, self.feed.order, rows)
             governance.accounts.changed(governance.state.applied)
 
     def begin_random(self, loaded: LoadedState | None) -> None:
