@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,13 +48,32 @@ def interleaved(samples: Indices, more: Indices, seed: int, epoch: int) -> Indic
     return found
 
 
+class CountedOrder(Protocol):
+    """The samples of each epoch, or their sources: what was trained can be counted again.
+
+    Attributes:
+        epoch_records: samples in an epoch, the same in all of them.
+        whole: each epoch is known to have the same samples, or as many of each source.
+    """
+
+    @property
+    def epoch_records(self) -> int: ...
+
+    @property
+    def whole(self) -> bool: ...
+
+    def indices(self, epoch: int) -> Indices:
+        """Those of an epoch, in order, int64[epoch_records]."""
+
+
 class Slice(NamedTuple):
     """One rank's share of one global batch.
 
     Attributes:
         epoch: from 0.
         records: samples in the global batch.
-        indices: int64[n], this rank's share; never empty while training.
+        indices: int64[n], this rank's share; never empty while training. Of streams with sources
+            (``sourced.StreamOrder``) the place of each sample's source, here and in ``whole``.
         weight: samples of the share that count: ``len(indices)``, or 0 where the global batch
             has fewer samples than there are ranks and this rank repeats one to keep step.
         last: it ends its epoch.

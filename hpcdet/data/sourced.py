@@ -1,7 +1,8 @@
-"""The source of each sample: whose data it is, by its index in the data set.
+"""The source of each sample: whose data it is.
 
 Sources do not travel with batches, through workers and collate functions: a slice has indices,
-and the table here has the source of each.
+and the table here has the source of each. Streams have no indices; the source of each of their
+samples is a function of its place in the training.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import gcd
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
+from hpcdet.data.sample_order import Indices, shuffled
 from hpcdet.errors import ConfigError
 
 Codes = NDArray[np.int64]
@@ -73,24 +76,103 @@ class SourceTable:
         return SourceTable(mixtures, np.concatenate(codes))
 
 
+@dataclass(frozen=True)
+class StreamOrder:
+    """The source of each sample that all ranks take from streams, one of each source.
+
+    It is a function of seed and place alone, so that ranks know the sources of all without a
+    message, and anyone can count them again. Samples come in cycles: each has as many of each
+    source as its share says, in an order of its own.
+
+    Attributes:
+        shares: of each source, in the order of their names, samples in a cycle.
+    """
+
+    shares: tuple[int, ...]
+    seed: int
+
+    @property
+    def epoch_records(self) -> int:
+        """Samples in a cycle."""
+        return sum(self.shares)
+
+    @property
+    def whole(self) -> bool:
+        """True: each cycle has as many samples of each source."""
+        return True
+
+    def indices(self, epoch: int) -> Indices:
+        """The places of the sources of a cycle's samples, int64[epoch_records]."""
+        places = np.repeat(np.arange(len(self.shares)), self.shares)
+        return places[shuffled(len(places), self.seed, epoch)]
+
+    def rows(self, begin: int, end: int) -> Indices:
+        """The places of the sources of the samples from ``begin`` on, int64[end - begin]."""
+        size = self.epoch_records
+        cycles = range(begin // size, -(-end // size))
+        found = np.concatenate([self.indices(one) for one in cycles])
+        return found[begin - cycles[0] * size : end - cycles[0] * size]
+
+
+@dataclass(frozen=True)
+class StreamShare:
+    """The part of each global batch that one rank takes from streams with sources.
+
+    Attributes:
+        batch: samples of a rank in each global batch.
+    """
+
+    order: StreamOrder
+    rank: int
+    world: int
+    batch: int
+
+    def whole(self, number: int) -> Indices:
+        """The places of the sources of all samples of a global batch, int64[world x batch]."""
+        size = self.world * self.batch
+        return self.order.rows(number * size, (number + 1) * size)
+
+    def own(self, number: int) -> Indices:
+        """Those of this rank's samples, int64[batch]."""
+        return self.whole(number)[self.rank * self.batch : (self.rank + 1) * self.batch]
+
+
 class Sourced(Dataset[Any]):
-    """Data sets with indices, one behind the other, each from a source with a name.
+    """Data sets with indices, one behind the other, or streams, each from a source with a name.
 
     ``pytorch.DataLoader`` knows from it which source each sample has. A ``Subset`` of it, a
-    ``random_split``, a ``ConcatDataset`` of several keep the sources.
+    ``random_split``, a ``ConcatDataset`` of several keep the sources; of streams there are none.
+    A stream begins anew when it has ended, whatever the others do.
 
     Args:
         parts: the data sets by the names that the policy gives to their sources. Of one with
             ``record_bytes(index)`` probes compare records with the manifest; one with
             ``canary_record(code)`` makes a sample of a canary's code, as ``__getitem__`` does.
+        shares: of streams: out of as many samples as all shares together, how many are of each
+            source; as many of each by default.
 
     Raises:
-        ConfigError: there is none, one is empty, or one has no length.
+        ConfigError: there is none, one is empty or has no length, some are streams and others are
+            not, or the shares are not those of the streams.
     """
 
-    def __init__(self, parts: Mapping[str, Any]) -> None:
+    def __init__(self, parts: Mapping[str, Any], shares: Mapping[str, int] | None = None) -> None:
         if not parts:
             raise ConfigError("there is no data set", where="Sourced")
+        streams = [name for name, part in parts.items() if isinstance(part, IterableDataset)]
+        self.streams = bool(streams)
+        self.shares: dict[str, int] = {}
+        if self.streams:
+            _check_streams(parts, streams)
+            self.parts = {name: parts[name] for name in sorted(parts)}
+            self.shares = _shares(self.parts, shares)
+            return
+        if shares is not None:
+            raise ConfigError(
+                "data with indices are all trained in each epoch",
+                where="Sourced(shares=…)",
+                hint="leave shares out, or give DataLoader a sampler",
+            )
         for name, part in parts.items():
             if not hasattr(part, "__len__"):
                 raise ConfigError(
@@ -104,9 +186,16 @@ class Sourced(Dataset[Any]):
         self._datasets = list(parts.values())
         self._ends = list(accumulate(len(part) for part in self._datasets))
 
+    def order(self, seed: int) -> StreamOrder:
+        """The sources of the samples that ranks take from streams."""
+        return StreamOrder(tuple(self.shares.values()), seed)
+
     @property
     def sources(self) -> SourceTable:
-        """The source of each sample."""
+        """The source of each sample; of streams that of each place in ``order``."""
+        if self.streams:
+            names = tuple((name,) for name in self.parts)
+            return SourceTable(names, np.arange(len(names)))
         return SourceTable.joined(
             [
                 SourceTable(((name,),), np.zeros(len(part), dtype=np.int64))
@@ -115,9 +204,11 @@ class Sourced(Dataset[Any]):
         )
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return sum(len(one) for one in self.parts.values()) if self.streams else self._ends[-1]
 
     def __getitem__(self, index: int) -> Any:
+        if self.streams:
+            raise TypeError("a stream has no indices")
         place = index + len(self) if index < 0 else index
         if not 0 <= place < len(self):
             raise IndexError(f"index {index} of {len(self)} samples")
@@ -140,7 +231,7 @@ def record_of(dataset: Any, index: int) -> tuple[str, int, bytes] | None:
     if isinstance(dataset, ConcatDataset):
         part, place = _within(dataset.cumulative_sizes, index)
         return record_of(dataset.datasets[part], place)
-    if not isinstance(dataset, Sourced):
+    if not isinstance(dataset, Sourced) or dataset.streams:
         return None
     part, place = _within(dataset._ends, index)
     name = list(dataset.parts)[part]
@@ -173,6 +264,46 @@ def canary_maker(dataset: Any, source: str) -> Callable[[int], Any] | None:
     return made
 
 
+_LONGEST = 1 << 20
+"""Samples in a cycle of streams, at most: each is permuted as a whole."""
+
+
+def _check_streams(parts: Mapping[str, Any], streams: Sequence[str]) -> None:
+    others = [name for name in parts if name not in streams]
+    if others:
+        raise ConfigError(
+            f"source {streams[0]!r} is a stream, and {others[0]!r} is not",
+            where="Sourced",
+            hint="give either streams or data with indices",
+        )
+
+
+def _shares(parts: Mapping[str, Any], shares: Mapping[str, int] | None) -> dict[str, int]:
+    given = dict.fromkeys(parts, 1) if shares is None else dict(shares)
+    if given.keys() != parts.keys():
+        raise ConfigError(
+            f"there are shares of {', '.join(sorted(given)) or 'nothing'}, and streams of "
+            f"{', '.join(parts)}",
+            where="Sourced(shares=…)",
+            hint="give each stream its share",
+        )
+    for name, share in given.items():
+        if isinstance(share, bool) or not isinstance(share, int) or share < 1:
+            raise ConfigError(
+                f"the share of source {name!r} is {share!r}",
+                where="Sourced(shares=…)",
+                hint="give a whole number from 1",
+            )
+    common = gcd(*given.values())
+    if sum(given.values()) // common > _LONGEST:
+        raise ConfigError(
+            f"all shares together are more than {_LONGEST}",
+            where="Sourced(shares=…)",
+            hint="give smaller numbers in about the same ratio, such as 3 and 1",
+        )
+    return {name: given[name] // common for name in parts}
+
+
 def _within(ends: Sequence[int], index: int) -> tuple[int, int]:
     """The part that an index is in, and its place there."""
     part = bisect_right(ends, index)
@@ -199,6 +330,12 @@ def table_of(dataset: Any, sources: Sequence[str | Sequence[str]] | None) -> Sou
 
 
 def _found(dataset: Any) -> SourceTable | None:
+    if isinstance(dataset, Sourced) and dataset.streams:
+        raise ConfigError(
+            "streams have no indices that a part of them could have",
+            where="Sourced",
+            hint="give the loader the Sourced itself",
+        )
     own = getattr(dataset, "sources", None)
     if isinstance(own, SourceTable):
         return own

@@ -3,32 +3,32 @@
 A stream has ``state_dict`` and ``load_state_dict`` beside ``__iter__``; after
 ``load_state_dict`` its iterator goes on where the state was taken. Each rank has its own, and
 each of a rank's loader workers as well. With every batch comes the state behind it, so that
-what workers have prefetched is neither lost nor repeated. Random numbers are seeded before
-each sample.
+what workers have prefetched is neither lost nor repeated, and the sources of its samples, where
+``Sourced`` says them. Random numbers are seeded before each sample.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from hpcdet.data.loader import Sources, as_is, process_options, started
-from hpcdet.errors import ConfigError
-
-State = dict[str, Any]
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """Something that can be saved and put back."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+from hpcdet.data.loader import as_is, process_options, started
+from hpcdet.data.sample_order import Indices
+from hpcdet.data.sourced import StreamShare
+from hpcdet.data.stream_readers import (
+    Collate,
+    InTurnReader,
+    PlainReader,
+    SourcedReader,
+    State,
+    StreamReader,
+    beginning,
+    rewind,
+)
+from hpcdet.errors import ConfigError, IntegrityError
 
 
 class Stream:
@@ -38,22 +38,30 @@ class Stream:
         batch: samples of a batch; the last one of a pass may be smaller.
         seed: a rank's own.
         drop_last: leave out a smaller last batch.
+        share: of streams with sources, which of their samples this rank takes.
         options: of ``torch.utils.data.DataLoader``.
     """
 
     def __init__(
-        self, dataset: Any, batch: int, *seed: int | str, drop_last: bool = False, **options: Any
+        self,
+        dataset: Any,
+        batch: int,
+        *seed: int | str,
+        drop_last: bool = False,
+        share: StreamShare | None = None,
+        **options: Any,
     ) -> None:
         self._dataset = dataset
         self._collate = options.pop("collate_fn", None) or default_collate
         self._batch = batch
         self._drop_last = drop_last
+        self._share = share
         self._seed = seed
         self._options = options
         # with one worker, samples come in the same order as without any
         self._workers: list[State | None] = [None] * max(1, options.get("num_workers", 0))
         self._turn = 0
-        self._start = _state(dataset, 0, 0)
+        self._begin = beginning(dataset)
 
     def state(self) -> State:
         """The position behind the last batch that was taken."""
@@ -74,18 +82,37 @@ class Stream:
             )
         self._workers, self._turn = list(state["workers"]), state["turn"]
 
-    def endless(self) -> Iterator[Any]:
-        """Batches from the position on, pass after pass."""
+    def check_read(self, batches: int) -> None:
+        """See that a position in streams with sources is that behind so many batches.
+
+        Raises:
+            IntegrityError: it is another one.
+        """
+        read = sum(one["batches"] for one in self._workers if one is not None)
+        if read != batches:
+            raise IntegrityError(
+                f"its position in the streams is behind {read} batches, and it has trained "
+                f"{batches}",
+                where="checkpoint",
+                hint="it is not of these data, or was changed",
+            )
+
+    def endless(self) -> Iterator[tuple[Any, Indices]]:
+        """Batches from the position on, pass after pass, with the places of their sources."""
         for found in self._read(self._workers, self._turn, passes=None):
             if found is not None:  # a worker whose turn came before this attempt says None
-                _, batch, self._workers[self._turn] = found
+                _, batch, places, self._workers[self._turn] = found
                 self._turn = (self._turn + 1) % len(self._workers)
-                yield batch
+                yield batch, places
 
-    def once(self) -> Iterator[tuple[int, Any]]:
-        """One pass from the beginning, whatever was read before: batches with their sizes."""
-        for size, batch, _ in self._read([self._start] * len(self._workers), 0, passes=1):
-            yield size, batch
+    def once(self) -> Iterator[tuple[int, Any, Indices]]:
+        """One pass from the beginning, whatever was read before: batches with their sizes.
+
+        Streams with sources come one after the other.
+        """
+        rewind(self._dataset, self._begin)
+        for size, batch, places, _ in self._read([None] * len(self._workers), 0, passes=1):
+            yield size, batch, places
 
     def _read(self, positions: list[State | None], turn: int, passes: int | None) -> Iterator[Any]:
         readers = _Readers(
@@ -97,6 +124,7 @@ class Stream:
             list(positions),
             turn,
             passes,
+            self._share,
         )
         options = process_options(self._options, *self._seed)
         return started(DataLoader(readers, batch_size=None, collate_fn=as_is, **options))
@@ -110,94 +138,40 @@ class _Readers(IterableDataset[Any]):
         positions: of each worker; None: at the beginning.
         turn: the worker whose batch comes next; those before it say None first.
         passes: through the stream; None: without end.
+        share: of streams with sources.
     """
 
     dataset: Any
-    collate: Callable[[list[Any]], Any]
+    collate: Collate
     batch: int
     drop_last: bool
     seed: tuple[int | str, ...]
     positions: list[State | None]
     turn: int
     passes: int | None
+    share: StreamShare | None
 
-    def __iter__(self) -> Iterator[tuple[int, Any, State | None] | None]:
+    def __iter__(self) -> Iterator[tuple[int, Any, Indices, State | None] | None]:
         worker = get_worker_info()
         number = worker.id if worker else 0
-        seed, position = (*self.seed, number), self.positions[number]
-        reader = _Reader(self.dataset, self.collate, seed, position)
+        reader = self._reader(number)
         if number < self.turn:
             yield None
         while self.passes is None or reader.epoch < self.passes:
             before = None if worker else reader.sources.capture()
             try:
-                size, batch = reader.batch(self.batch)
+                size, batch, places = reader.batch(self.batch)
             finally:
                 if before is not None:
                     reader.sources.restore(before)
             if size == self.batch or (size and not self.drop_last):
-                yield size, batch, reader.state()
+                yield size, batch, places, reader.state()
 
-
-class _Reader:
-    """One worker's way through its stream.
-
-    Attributes:
-        epoch: passes that lie behind.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        collate: Callable[[list[Any]], Any],
-        seed: tuple[int | str, ...],
-        position: State | None,
-    ) -> None:
-        self._dataset = dataset
-        self._collate = collate
-        self._seed = seed
-        self._samples: Iterator[Any] | None = None
-        self.epoch, self._drawn = 0, 0
-        self.sources = Sources(dataset, collate)
-        if position is not None:
-            self.epoch, self._drawn = position["epoch"], position["drawn"]
-            dataset.load_state_dict(copy.deepcopy(position["stream"]))
-
-    def batch(self, size: int) -> tuple[int, Any]:
-        """The next samples, joined, and how many there are: fewer, or none, at the end of a pass.
-
-        Raises:
-            ConfigError: a pass without any sample.
-        """
-        samples: list[Any] = []
-        while len(samples) < size:
-            self.sources.plant("stream", *self._seed, self.epoch, self._drawn)
-            if self._samples is None:
-                self._samples = iter(self._dataset)
-            try:
-                samples.append(next(self._samples))
-            except StopIteration:
-                self._end_pass()
-                break
-            self._drawn += 1
-        return len(samples), self._collate(samples) if samples else None
-
-    def state(self) -> State | None:
-        """The position; None of a data set that cannot say it."""
-        return _state(self._dataset, self.epoch, self._drawn)
-
-    def _end_pass(self) -> None:
-        if self._drawn == 0:
-            raise ConfigError(
-                f"pass {self.epoch} of the stream has no sample",
-                where=type(self._dataset).__name__,
-                hint="iter() of a stream that has ended must begin it anew",
-            )
-        self.epoch, self._drawn, self._samples = self.epoch + 1, 0, None
-
-
-def _state(dataset: Any, epoch: int, drawn: int) -> State | None:
-    if not isinstance(dataset, Stateful):
-        return None
-    stream = copy.deepcopy(dataset.state_dict())  # it may be that of the next sample soon
-    return {"epoch": epoch, "drawn": drawn, "stream": stream}
+    def _reader(self, number: int) -> StreamReader:
+        seed, position = (*self.seed, number), self.positions[number]
+        if self.share is None:
+            return PlainReader(self.dataset, self.collate, seed, position)
+        if self.passes is not None:
+            return InTurnReader(self.dataset, self.collate, seed)
+        worker = number, len(self.positions)
+        return SourcedReader(self.dataset, self.collate, seed, self.share, worker, position)

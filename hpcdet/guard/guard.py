@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hpcdet.data.batch_order import BatchOrder
-from hpcdet.data.sample_order import Order, Slice
+from hpcdet.data.sample_order import CountedOrder, Slice
 from hpcdet.data.sourced import Codes, Mixture, SourceTable
 from hpcdet.errors import UsageError
 from hpcdet.guard.counting.exposure import Counts, Exposure, counted
@@ -94,18 +93,18 @@ class Guard:
 
     # -- data --------------------------------------------------------------------------------
 
-    def use(self, sources: SourceTable | None, *, indexed: bool) -> None:
+    def use(self, sources: SourceTable | None, *, counted: bool) -> None:
         """Take in the sources of the training data; None: the code names its rows.
 
         Args:
-            sources: by index; of a stream the different ones, by their places in the table.
-            indexed: the data have indices, so that all ranks know the rows of all.
+            sources: by index, or by place in the order of streams.
+            counted: the data have an order, so that all ranks know the rows of all.
 
         Raises:
             PolicyRefused: the policy does not know one of them, nothing says them (G113), or
                 isolation is wanted of rows that the code names (P11).
         """
-        if sources is None and indexed:
+        if sources is None and counted:
             raise PolicyRefused(
                 "G113",
                 "the data do not say which source each sample is from",
@@ -113,14 +112,14 @@ class Guard:
                 hint='give the loader pytorch.Sourced({"name": dataset, ...}), or '
                 "DataLoader(..., sources=[a name for each index])",
             )
-        if not indexed:
-            why = "the data have no indices, so that their rows cannot be counted again"
-            hint = "use data with indices and sources: pytorch.Sourced"
+        if not counted:
+            why = "the code names its rows, so that they cannot be counted again"
+            hint = "use data that say their sources: pytorch.Sourced"
             lane_rules.refuse_unproven(self.policy, why, "build_training_data_loader", hint)
         if sources is not None:
             self.kinds = RowKinds.of(sources.mixtures, self.policy)
             self._codes = self.kinds.codes[sources.codes]
-            self.optimizers.private_rows = not indexed
+            self.optimizers.private_rows = False
             self._spread()
 
     def meet(self, mixtures: Sequence[Mixture]) -> None:
@@ -153,9 +152,9 @@ class Guard:
         """
         lane_rules.refuse_scaler(self.policy)
 
-    def recount(self, order: Order | BatchOrder, begin: int, end: int) -> Exposure | None:
-        """The exposure by the order of the data alone; None of data without indices."""
-        if self._codes is None or self.optimizers.private_rows:
+    def recount(self, order: CountedOrder, begin: int, end: int) -> Exposure | None:
+        """The exposure by the order of the data alone; None where the code names the rows."""
+        if self._codes is None:
             return None
         return counted(order, self._codes, self.kinds, begin, end)
 
@@ -163,9 +162,9 @@ class Guard:
         """Begin a batch.
 
         Args:
-            whole: the indices of all its samples; empty where they have none.
+            whole: of all its samples what ``use`` had their sources by; empty without sources.
         """
-        if self._codes is not None and not self.optimizers.private_rows:
+        if self._codes is not None:
             counts = np.bincount(self._codes[whole], minlength=self.kinds.absent + 1)
             self.exposure.add(self.kinds, counts)
             self._share = admitted_share(counts, self.matrix)
@@ -193,11 +192,8 @@ class Guard:
         codes = self._codes[part.indices]
         if part.weight == 0:
             codes = np.full_like(codes, self.kinds.absent)
-        private = self.optimizers.private_rows
-        if private:
-            self._named.add(self.kinds, np.bincount(codes, minlength=self.kinds.absent + 1))
         sources = self.kinds.sources(codes)
-        rows = _Rows(self.matrix[codes], codes, sources, weight, number, first, local=private)
+        rows = _Rows(self.matrix[codes], codes, sources, weight, number, first, local=False)
         with self._under_way(rows):
             yield
 

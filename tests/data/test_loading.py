@@ -296,7 +296,8 @@ def read(count: int, workers: int, state: Any = None) -> tuple[list[Any], Any]:
     stream = Stream(Numbers(), 5, 7, 0, num_workers=workers, collate_fn=list)
     if state is not None:
         stream.load(state)
-    return list(itertools.islice(stream.endless(), count)), stream.state()
+    found = [batch for batch, _ in itertools.islice(stream.endless(), count)]
+    return found, stream.state()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -323,8 +324,8 @@ def test_a_pass_that_was_left_begins_anew() -> None:
     stream = Stream(Numbers(), 5, 7, 0, collate_fn=list)
     next(stream.once())
     passed = list(stream.once())
-    assert [size for size, _ in passed] == [5, 5, 5, 5, 3]
-    assert [batch for _, batch in passed] == read(5, 0)[0]
+    assert [size for size, _, _ in passed] == [5, 5, 5, 5, 3]
+    assert [batch for _, batch, _ in passed] == read(5, 0)[0]
 
 
 def test_an_empty_stream_is_no_endless_loop() -> None:

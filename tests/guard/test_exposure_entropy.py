@@ -108,7 +108,7 @@ DATA = Sourced({"a": range(7), "b": range(5), "c": range(3), "z": range(20)})
 def parent_with_z(steps: int = 50) -> Trial:
     """A trial of four sources, one of which its heir's policy does not know."""
     trial = Trial(FOUR)
-    trial.guard.use(DATA.sources, indexed=True)
+    trial.guard.use(DATA.sources, counted=True)
     return trial.train(steps, Order(35, 4, lambda epoch: shuffled(35, 3, epoch)))
 
 

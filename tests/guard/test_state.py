@@ -46,7 +46,7 @@ class Trial:
         self.model = model()
         self.guard.take(self.model)
         self.guard.optimizers.watch(torch.optim.SGD(self.model.parameters()))
-        self.guard.use(DATA.sources, indexed=True)
+        self.guard.use(DATA.sources, counted=True)
         self.state = GovernanceState(self.guard, decided=decided)
         self.records = 0
 

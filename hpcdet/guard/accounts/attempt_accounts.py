@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from hpcdet.checkpoint import LoadedState, Manifest
-from hpcdet.data.batch_order import BatchOrder
-from hpcdet.data.sample_order import Order
-from hpcdet.data.sourced import SourceTable
+from hpcdet.data.sample_order import CountedOrder, Order
+from hpcdet.data.sourced import SourceTable, StreamOrder
 from hpcdet.errors import IntegrityError
 from hpcdet.guard.accounts.checkpoint_records import head_of, settled, state_root
 from hpcdet.guard.accounts.known_ledgers import known_by_ledgers, undone
@@ -175,10 +174,12 @@ class AttemptAccounts:
     def admit(
         self,
         sources: SourceTable | None,
-        order: Order | BatchOrder | None,
+        order: CountedOrder | None,
         canaries: Mapping[str, int],
     ) -> None:
         """Say which data are trained, and in which order, so that anyone can tell what was when.
+
+        Of streams that is whose sample comes when, and not which one.
 
         Args:
             sources: of the records of the data.
@@ -190,6 +191,10 @@ class AttemptAccounts:
         batches: dict[str, Any] = {"rule": rule, "seed": str(self._session.record.seed)}
         if isinstance(order, Order):
             batches |= {"size": order.size, "batch": order.batch, "epoch": order.epoch_records}
+        elif isinstance(order, StreamOrder) and sources is not None:
+            names = [MIX.join(one) for one in sources.mixtures]
+            batches["streams"] = dict(zip(names, order.shares, strict=True))
+            sources = None
         more = {"canaries": dict(canaries)} if canaries else {}
         data = None if sources is None else _listed(sources)
         self.ledger.append("source_admit", data=data, order=batches, **more)

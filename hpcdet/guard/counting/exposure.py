@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcdet.data.batch_order import BatchOrder
-from hpcdet.data.sample_order import Order
+from hpcdet.data.sample_order import CountedOrder
 from hpcdet.data.sourced import Codes
 from hpcdet.guard.counting.row_kinds import RowKinds
 from hpcdet.policy.admission import exposure
@@ -70,9 +69,7 @@ class Exposure:
         return found
 
 
-def counted(
-    order: Order | BatchOrder, codes: Codes, kinds: RowKinds, begin: int, end: int
-) -> Exposure:
+def counted(order: CountedOrder, codes: Codes, kinds: RowKinds, begin: int, end: int) -> Exposure:
     """Count the samples of an order again: those behind ``begin`` and not behind ``end``.
 
     Args:
@@ -84,7 +81,7 @@ def counted(
     return found
 
 
-def _behind(order: Order | BatchOrder, codes: Codes, kinds: RowKinds, records: int) -> Counts:
+def _behind(order: CountedOrder, codes: Codes, kinds: RowKinds, records: int) -> Counts:
     epochs, more = divmod(records, order.epoch_records)
     size = kinds.absent + 1
     if order.whole:

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdet.data.batch_order import BatchOrder
-from hpcdet.data.sample_order import Order
+from hpcdet.data.sample_order import CountedOrder
 from hpcdet.guard.guard import Guard
 from hpcdet.guard.resume import policy_eras
 from hpcdet.guard.resume.policy_eras import EraRows
@@ -30,14 +29,12 @@ class PlannedEntropy:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._order: Order | BatchOrder | None = None
+        self._order: CountedOrder | None = None
         self._counted: Mapping[str, int] | None = None
         self._canaries: Mapping[str, int] = {}
 
-    def plan(
-        self, order: Order | BatchOrder | None, canaries: Mapping[str, int] | None = None
-    ) -> None:
-        """Take the order of the trial's data; None: they have no indices.
+    def plan(self, order: CountedOrder | None, canaries: Mapping[str, int] | None = None) -> None:
+        """Take the order of the trial's data; None: its code names their rows.
 
         Args:
             canaries: rows of each epoch, by source, that no plan of the data knows.

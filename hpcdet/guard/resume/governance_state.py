@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hpcdet.data.batch_order import BatchOrder
-from hpcdet.data.sample_order import Order
+from hpcdet.data.sample_order import CountedOrder
 from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
 from hpcdet.guard.keyed_records import Losses
@@ -178,7 +177,7 @@ class GovernanceState:
         parameters: Models,
         *,
         records: int,
-        order: Order | BatchOrder | None,
+        order: CountedOrder | None,
         inherited: bool,
         overrides: Overrides = NO_OVERRIDES,
     ) -> list[Check]:
@@ -187,7 +186,7 @@ class GovernanceState:
         Args:
             parameters: of the models, by name.
             records: samples that the checkpoint says were seen.
-            order: of this trial's data; None: they have no indices.
+            order: of this trial's data; None: its code names their rows.
             inherited: it is another trial's.
             overrides: what somebody answers for.
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdet.data.batch_order import BatchOrder
-from hpcdet.data.sample_order import Order
+from hpcdet.data.sample_order import CountedOrder
 from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
 from hpcdet.guard.resume.verdicts import Check, Overrides, broken
@@ -140,7 +139,7 @@ def verify(
     eras: list[PolicyEra],
     now: PolicyInEffect,
     guard: Guard,
-    order: Order | BatchOrder | None,
+    order: CountedOrder | None,
     begun: int,
     inherited: Exposure,
     overrides: Overrides,

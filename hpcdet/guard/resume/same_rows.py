@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcdet.data.batch_order import BatchOrder
-from hpcdet.data.sample_order import Order
+from hpcdet.data.sample_order import CountedOrder
 from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
 from hpcdet.guard.resume.verdicts import Check, Overrides, State, broken
@@ -19,7 +18,7 @@ def same_rows(
     state: State,
     begun: int,
     records: int,
-    order: Order | BatchOrder | None,
+    order: CountedOrder | None,
     *,
     expected: Matrix,
     overrides: Overrides,
@@ -29,7 +28,7 @@ def same_rows(
     Args:
         inherited: what the parent was trained on, up to ``begun`` samples.
         saved: what the checkpoint has counted, at ``records`` samples.
-        order: of the trial's data; None: they have no indices.
+        order: of the trial's data; None: its code names their rows.
         expected: E of ``saved`` by the policies that were in effect.
 
     Raises:

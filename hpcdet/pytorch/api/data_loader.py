@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import (
     BatchSampler,
+    ChainDataset,
     DistributedSampler,
     IterableDataset,
     Sampler,
@@ -23,8 +24,9 @@ import hpcdet.pytorch.samplers as samplers  # noqa: PLR0402 - the package itself
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.loader import Seeded, ShardedLoader, Sources, as_is
 from hpcdet.data.sample_order import Order, Slice, shuffled
-from hpcdet.data.sourced import SourceTable, table_of
-from hpcdet.data.streams import Stateful, Stream
+from hpcdet.data.sourced import Sourced, SourceTable, StreamShare, table_of
+from hpcdet.data.stream_readers import check_resumable
+from hpcdet.data.streams import Stream
 from hpcdet.errors import ConfigError
 
 TorchData = Any
@@ -68,7 +70,7 @@ class DataLoader:
     Args:
         dataset: with ``__len__`` and ``__getitem__``; or a stream, an ``IterableDataset``, of
             which each rank reads its own and which for training has ``state_dict`` and
-            ``load_state_dict``.
+            ``load_state_dict``; or ``Sourced`` of either.
         batch_size: samples of one slot, usually ``context.get_per_slot_batch_size()``.
         shuffle: a new order in each epoch.
         sampler: an order of its own, asked for once per epoch with seeded generators, those of
@@ -77,7 +79,8 @@ class DataLoader:
         generator: its initial seed is the order's, in place of the trial's.
         persistent_workers: validation keeps its workers, too (training always does).
         sources: the source of each sample by its index, a name or several, for training under a
-            policy; by default the data set's own ``sources``, as ``Sourced`` has them.
+            policy; by default the data set's own ``sources``, as ``Sourced`` has them. Not of
+            streams, which have no indices.
 
     Raises:
         ConfigError: arguments that exclude each other, or data that cannot be resumed without
@@ -104,7 +107,9 @@ class DataLoader:
         persistent_workers: bool = False,
         sources: Sequence[str | Sequence[str]] | None = None,
     ) -> None:
-        self.streams = isinstance(dataset, IterableDataset)
+        self.streams = isinstance(dataset, IterableDataset) or (
+            isinstance(dataset, Sourced) and dataset.streams
+        )
         if not (self.streams or hasattr(dataset, "__len__")):
             raise ConfigError(
                 "a data set without indices and without a position cannot be resumed",
@@ -118,6 +123,11 @@ class DataLoader:
             _refuse("sampler excludes shuffle")
         if self.streams and (shuffle or sampler is not None or batch_sampler is not None):
             _refuse("a stream has its own order: no shuffle, no sampler")
+        if self.streams and sources is not None:
+            _refuse(
+                "a stream has no indices that sources could be of",
+                'give pytorch.Sourced({"name": stream, ...})',
+            )
         inner = getattr(batch_sampler, "sampler", sampler)
         if isinstance(inner, DistributedSampler) and inner.num_replicas > 1:
             _refuse("a DistributedSampler would cut the data twice: leave it out")
@@ -156,7 +166,7 @@ class DataLoader:
     def __iter__(self) -> Iterator[TorchData]:
         """The batches of a first epoch, for code that runs without a trainer."""
         if self.streams:
-            yield from (batch for _, batch in self.stream(0, 0).once())
+            yield from (batch for _, batch, _ in self.stream(0, 0, 1).once())
             return
         for part, batch in self.training(self.order(0, self.batch_size), 0, 0, range(1), 1):
             yield batch
@@ -295,14 +305,28 @@ class DataLoader:
         Raises:
             ConfigError: there are more or fewer than samples.
         """
-        return None if self.streams else table_of(self.dataset, self._sources)
+        if not self.streams:
+            return table_of(self.dataset, self._sources)
+        return self.dataset.sources if isinstance(self.dataset, Sourced) else None
 
     # -- streams -----------------------------------------------------------------------------
 
-    def stream(self, seed: int, rank: int) -> Stream:
+    def stream_share(self, seed: int, rank: int, world: int) -> StreamShare | None:
+        """This rank's part of streams with sources; None of others."""
+        if not isinstance(self.dataset, Sourced):
+            return None
+        return StreamShare(self.dataset.order(seed), rank, world, self.batch_size)
+
+    def stream(self, seed: int, rank: int, world: int) -> Stream:
         """This rank's stream."""
         return Stream(
-            self.dataset, self.batch_size, seed, rank, drop_last=self.drop_last, **self._options
+            self.dataset,
+            self.batch_size,
+            seed,
+            rank,
+            drop_last=self.drop_last,
+            share=self.stream_share(seed, rank, world),
+            **self._options,
         )
 
     def check_resumable(self) -> None:
@@ -311,13 +335,8 @@ class DataLoader:
         Raises:
             ConfigError: it is a stream that does not know its position.
         """
-        if self.streams and not isinstance(self.dataset, Stateful):
-            raise ConfigError(
-                "a stream without state_dict and load_state_dict cannot be resumed: which samples "
-                "were seen is unknown, and they would come twice or never",
-                where=type(self.dataset).__name__,
-                hint="add both to the data set, or give it __len__ and __getitem__",
-            )
+        if self.streams:
+            check_resumable(self.dataset)
 
     # -- one rank alone ----------------------------------------------------------------------
 
@@ -325,10 +344,12 @@ class DataLoader:
         """A torch loader over all of the data, for one rank that does it alone."""
         options = {**self._options, "generator": torch.Generator()}
         if self.streams:
-            return TorchDataLoader(self.dataset, batch_size=self.batch_size, **options)
+            sourced = isinstance(self.dataset, Sourced)
+            samples = ChainDataset(self.dataset.parts.values()) if sourced else self.dataset
+            return TorchDataLoader(samples, batch_size=self.batch_size, **options)
         collate = options.pop("collate_fn") or default_collate
-        samples = _Plain(self.dataset, collate, "validation", seed)
-        return TorchDataLoader(samples, self.batch_size, collate_fn=as_is, **options)
+        plain = _Plain(self.dataset, collate, "validation", seed)
+        return TorchDataLoader(plain, self.batch_size, collate_fn=as_is, **options)
 
 
 class _Plain(Seeded):
@@ -355,5 +376,5 @@ def _sampled(sampler: Any, seed: int, epoch: int) -> list[Any]:
         sources.restore(before)
 
 
-def _refuse(text: str) -> None:
-    raise ConfigError(text, where="DataLoader")
+def _refuse(text: str, hint: str = "") -> None:
+    raise ConfigError(text, where="DataLoader", hint=hint)

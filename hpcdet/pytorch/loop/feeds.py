@@ -16,10 +16,11 @@ from hpcdet.core.training import Peers
 from hpcdet.data import rng
 from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.canary_rows import WithCanaries
-from hpcdet.data.sample_order import Indices, Order, Slice, subseed
-from hpcdet.data.sourced import SourceTable
-from hpcdet.data.streams import State, Stateful, Stream
-from hpcdet.errors import ConfigError
+from hpcdet.data.sample_order import CountedOrder, Indices, Order, Slice, subseed
+from hpcdet.data.sourced import SourceTable, StreamShare
+from hpcdet.data.stream_readers import NO_SOURCES, State, Stateful
+from hpcdet.data.streams import Stream
+from hpcdet.errors import ConfigError, IntegrityError
 from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.api.data_loader import DataLoader, TorchData, data_length
 
@@ -33,13 +34,14 @@ class Feed(Protocol):
     Attributes:
         epoch_records: samples in an epoch, over all ranks.
         batch: samples in a global batch; None where that varies.
-        order: of samples with indices; None of others.
+        order: of samples with indices, or of the sources of streams; None of others.
         data: what the batches are made of, canaries among it.
-        sources: of each sample by its index; None: nothing says them.
+        sources: of each sample by its index, or of each place in the order of streams; None:
+            nothing says them.
         records: of the user's own samples; behind them are canaries.
     """
 
-    order: Order | BatchOrder | None
+    order: CountedOrder | None
     data: Any
     sources: SourceTable | None
     records: SourceTable | None
@@ -76,8 +78,11 @@ def feed_of(data: Any, context: PyTorchTrialContext, batch: int) -> Feed:
     context.division.check_indexed(data)
     if isinstance(data, DataLoader):
         data.check_resumable()
-        stream = data.stream(seed, ranks.rank)
-        return _Streamed(data, stream, _length(data, context), ranks.world)
+        stream, length = data.stream(seed, ranks.rank, ranks.world), _length(data, context)
+        share = data.stream_share(seed, ranks.rank, ranks.world)
+        if share is None:
+            return _Streamed(data, stream, length, ranks.world)
+        return _SourcedStreams(data, stream, length, share)
     _accept(data, context, "build_training_data_loader")
     size = getattr(data, "batch_size", None) or 1
     return _Foreign(data, context, _length(data, context), size)
@@ -94,10 +99,10 @@ def passes(data: Any, context: PyTorchTrialContext) -> Iterator[Batch]:
         return data.validation(context.core.seed, context.mine, context.shares)
     context.division.check_indexed(data)
     if isinstance(data, DataLoader):
-        stream = data.stream(context.core.seed, session.ranks.rank)
+        stream = data.stream(context.core.seed, session.ranks.rank, session.ranks.world)
         return _in_step(stream.once(), session.peers)
     _accept(data, context, "build_validation_data_loader")
-    return _in_step(((_samples(batch), batch) for batch in data), session.peers)
+    return _in_step(((_samples(batch), batch, NO_SOURCES) for batch in data), session.peers)
 
 
 def whole(data: Any, context: PyTorchTrialContext) -> Any:
@@ -136,13 +141,13 @@ def _samples(batch: TorchData) -> int:
         return 1
 
 
-def _in_step(batches: Iterator[tuple[int, TorchData]], peers: Peers) -> Iterator[Batch]:
-    batch = None
-    while True:
-        size, batch = next(batches, (0, batch))  # one that has ended repeats its last batch
+def _in_step(batches: Iterator[tuple[int, TorchData, Indices]], peers: Peers) -> Iterator[Batch]:
+    batch, places = None, NO_SOURCES
+    while True:  # one that has ended repeats its last batch
+        size, batch, places = next(batches, (0, batch, places))
         if not any(peers.allgather(size)):
             return
-        yield Slice(0, size, np.empty(0, np.int64), size, last=False), batch
+        yield Slice(0, size, places, size, last=False), batch
 
 
 class _Indexed:
@@ -160,7 +165,7 @@ class _Indexed:
             order = order.with_more(canaries.trained, context.core.seed)
             self.data, self.sources = data.with_samples(samples), samples.sources
         self._order = order
-        self.order: Order | BatchOrder | None = order
+        self.order: CountedOrder | None = order
         self._context = context
         self.epoch_records = self._order.epoch_records
 
@@ -199,7 +204,7 @@ class _Counted:
         batch: samples in a rank's batch.
     """
 
-    order: Order | BatchOrder | None = None
+    order: CountedOrder | None = None
     sources: SourceTable | None = None
     records: SourceTable | None = None
 
@@ -223,13 +228,37 @@ class _Streamed(_Counted):
         self._stream = stream
 
     def batches(self, records: int) -> Iterator[Batch]:
-        return self._numbered(self._stream.endless(), records)
+        return self._numbered((batch for batch, _ in self._stream.endless()), records)
 
     def state(self) -> State | None:
         return self._stream.state()
 
     def load(self, state: State | None) -> None:
         self._stream.load(_found(state))
+
+
+class _SourcedStreams(_Streamed):
+    """Streams of several sources: each rank knows whose the samples of all ranks are."""
+
+    def __init__(
+        self, data: DataLoader, stream: Stream, length: int | None, share: StreamShare
+    ) -> None:
+        super().__init__(data, stream, length, share.world)
+        self._stream_share = share
+        self.order, self.sources = share.order, data.sources()
+
+    def batches(self, records: int) -> Iterator[Batch]:
+        first = records // self.batch
+        self._stream.check_read(first)
+        read = self._numbered(self._stream.endless(), records)
+        for number, (part, (batch, places)) in enumerate(read, first):
+            if not np.array_equal(places, self._stream_share.own(number)):
+                raise IntegrityError(
+                    f"batch {number} is of other sources than its place says",
+                    where="Sourced",
+                    hint="the position in the checkpoint is not of these streams, or was changed",
+                )
+            yield part._replace(indices=places, whole=self._stream_share.whole(number)), batch
 
 
 class _Foreign(_Counted):

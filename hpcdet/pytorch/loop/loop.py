@@ -95,9 +95,9 @@ class Loop:
         self._feed = feed_of(data, self._context, self._global_batch(data))
         self._saves.feed = self._feed
         if self._guard is not None:
-            self._guard.use(self._feed.sources, indexed=self._feed.order is not None)
-        if self._probing is not None and self._feed.order is not None:
-            self._probing.dataset = getattr(data, "dataset", None)
+            self._guard.use(self._feed.sources, counted=self._feed.order is not None)
+        if self._probing is not None and not getattr(data, "streams", True):
+            self._probing.dataset = data.dataset
         self._validator.build(self._feed)
         self._check_registered()
         if loaded is not None:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 from hpcdet.data import object_graph, rng
-from hpcdet.data.streams import Stateful
+from hpcdet.data.stream_readers import Stateful
 from hpcdet.pytorch.api.callback import PyTorchCallback
 from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.api.data_loader import DataLoader

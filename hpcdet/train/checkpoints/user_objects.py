@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdet.data import rng
-from hpcdet.data.streams import State, Stateful
+from hpcdet.data.stream_readers import State, Stateful
 from hpcdet.errors import UsageError
 from hpcdet.train.comm.collectives import Peers
 
