@@ -64,6 +64,12 @@ class First:
         return len(self.order)
 
 
+def own(one):
+    """A copy of a tensor, or of this rank's rows of it."""
+    one = one.to_local() if hasattr(one, "to_local") else one
+    return one.detach().clone() if isinstance(one, torch.Tensor) else one
+
+
 class Governed(pytorch.PyTorchTrial):
     def __init__(self, context):
         self.context = context
@@ -118,7 +124,7 @@ class Governed(pytorch.PyTorchTrial):
     def trace(self):
         module = getattr(self.model, "module", self.model)
         state = {
-            name: [p.detach().clone(), dict(self.optimizer.state.get(p, {}))]
+            name: [own(p), {key: own(one) for key, one in self.optimizer.state.get(p, {}).items()}]
             for name, p in module.named_parameters()
         }
         path = Path(os.environ["TRACE"])

@@ -134,14 +134,13 @@ class Guard:
             self.optimizers.private_rows = False
             self._spread()
 
-    def refuse_unprobed(self) -> None:
-        """Refuse to isolate where ranks share the parameters, which no probe can then change.
+    def refuse_unprobed(self, why: str) -> None:
+        """Refuse to isolate where nothing can be probed.
 
         Raises:
             PolicyRefused: isolation is wanted (P11).
         """
-        why = "fsdp2 has divided the parameters, and no probe can change a lane"
-        hint = "train with ddp, or under assurance state_clean"
+        hint = "train with ddp, on devices with more memory, or under assurance state_clean"
         lane_rules.refuse_unproven(self.policy, why, "distributed.strategy", hint)
 
     def refuse_scaler(self) -> None:

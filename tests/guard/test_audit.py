@@ -185,7 +185,131 @@ def test_two_models_with_an_optimizer_each_are_probed_together(tmp_path: Path) -
     assert [value == 0 for value in found["on"][1]] == [True, False, False]
 
 
-def test_a_model_that_fsdp2_divides_is_not_probed_and_says_so(tmp_path: Path) -> None:
-    _, attempt = trained(tmp_path / "EXP", "Governed", 2, distributed={"strategy": "fsdp2"})
+FSDP2: dict[str, Any] = {"distributed": {"strategy": "fsdp2"}}
+SIXTEEN: dict[str, Any] = {
+    "distributed": {
+        "strategy": "fsdp2",
+        "fsdp2": {"param_dtype": "bf16", "reduce_dtype": "float32", "output_dtype": "float32"},
+    }
+}
+
+
+@pytest.mark.parametrize("changes", [FSDP2, SIXTEEN], ids=["float32", "bf16"])
+def test_a_model_that_fsdp2_divides_is_probed_whole(changes: Any, tmp_path: Path) -> None:
+    """Each rank by itself, with ``losses`` and with ``train_batch``; no bit changes."""
+    found: list[Any] = []
+    for kind, every in (("Beside", 0), ("Told", 2)):
+        root = tmp_path / kind
+        trial = make(
+            root, 2, policy(probe_every=every), DROPS, entrypoint=f"model_def:{kind}", **changes
+        )
+        (root / "code" / "model_def.py").write_text(MODEL + BESIDE)
+        attempt = ranks.run(trial, 2)
+        assert attempt.verdict() is not None, attempt.log()
+        measured = probed(attempt)
+        assert [one["step"] for one in measured] == ([0, 2, 4, 6, 8] if every else [0])
+        zero = [[value == 0 for value in row] for row in measured[0]["on"]]
+        assert zero == [[False, False, False], [True, False, False], [True, True, False]]
+        assert all(value > 0 for row in measured[0]["off"] for value in row)
+        [*_, last] = sorted(trial.checkpoints.glob("0*.g*"))
+        found.append(checkpoint.load(last).shared)
+    for key in ("models", "optimizers", "lr_schedulers"):
+        for other in found[1:]:
+            same_tensors(found[0][key], other[key])
+
+
+COUPLED = """
+
+class Mixing(nn.Linear):
+    def forward(self, x):
+        return super().forward(x - x.mean(0) if self.training else x)
+
+
+class Changed(Governed):
+    def __init__(self, context):
+        wrap = context.wrap_model
+        context.wrap_model = lambda model: wrap(self.change(model))
+        super().__init__(context)
+
+
+class Mixes(Changed):
+    def change(self, model):
+        model[4].__class__ = Mixing
+        return model
+
+
+class Turning(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x.flip(0)).flip(0)
+
+
+class Turned(Changed):
+    def change(self, model):
+        model[0] = Turning(model[0])
+        return model
+
+
+class Contrasts(Governed):
+    losses = pytorch.PyTorchTrial.losses
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        x, y = (one.to(self.dtype) for one in batch)
+        out = self.model(x)[:, 0]
+        self.context.backward(((out - y) ** 2).mean() + out.logsumexp(0))
+        self.context.step_optimizer(self.optimizer)
+        return {}
+
+
+class Penal(Governed):
+    def losses(self, batch):
+        weight = getattr(self.model, "module", self.model)[0].weight
+        return super().losses(batch) + 0.1 * weight.square().mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("Mixes", "P07: 4 (FSDPMixing) gives a row of one source by rows of another"),  # (a)
+        ("Turned", "P12: the rows of 0.inner (FSDPLinear) are not those of the batch"),  # (b)
+        ("Contrasts", "P13: the loss of rows of one source"),  # (c)
+        ("Penal", "G123: source b changes 0.weight"),  # (d)
+    ],
+)
+def test_under_fsdp2_each_probe_finds_its_coupling(kind: str, said: str, tmp_path: Path) -> None:
+    trial = make(tmp_path / "EXP", 2, policy(), {}, entrypoint=f"model_def:{kind}", **FSDP2)
+    (tmp_path / "EXP" / "code" / "model_def.py").write_text(MODEL + COUPLED)
+    attempt = ranks.run(trial, 2)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict in ("fail", "norestart"), attempt.log()
+    assert said in attempt.log(), attempt.log()
+
+
+def test_under_fsdp2_a_router_that_does_not_route_is_found(tmp_path: Path) -> None:
+    """(e): what it gives is not one backward pass per source."""
+    wrong = """
+from hpcdet.guard.routing.router import RowWeights
+RowWeights.weigh = lambda self, kept: kept
+"""
+    trial = make(tmp_path / "EXP", 2, policy(), {}, **FSDP2)
+    (tmp_path / "EXP" / "code" / "model_def.py").write_text(MODEL + wrong)
+    attempt = ranks.run(trial, 2)
+    assert "G123: routed gradients are not those of one pass per source" in attempt.log()
+
+
+def test_a_model_that_no_rank_can_hold_is_not_probed_and_says_so(tmp_path: Path) -> None:
+    small = """
+from hpcdet.guard.probing import whole_models
+whole_models.lacks_room = lambda models, device: "that takes 9 GiB, and cuda has 1 GiB"
+"""
+    trial = make(tmp_path / "EXP", 2, policy(), {}, **FSDP2)
+    (tmp_path / "EXP" / "code" / "model_def.py").write_text(MODEL + small)
+    attempt = ranks.run(trial, 2)
+    assert attempt.verdict() is not None, attempt.log()
     assert probed(attempt) == []
-    assert "rows are not probed" in attempt.log()
+    [told] = [line for line in attempt.lines() if line.get("event") == "unprobed"]
+    assert "that takes 9 GiB" in told["why"] and told["why"] in attempt.log()

@@ -66,6 +66,7 @@ class GovernanceContext:
         assert experiment is not None  # where a script runs alone its config has all defaults
         decided = decide(experiment, named, session.peers, chief=session.ranks.chief)
         policy, ended = decided.policy, decided.ended
+        _refuse_compression(policy, session.config.optimizations.gradient_compression)
         codes = {act["code"] for act in decided.overrides(session.record.number)}
         how = {"deep": named.data == "all", "without": ended, "tolerant": "G111" in codes}
         found = _provenance(session, policy, experiment.code, how)
@@ -191,6 +192,22 @@ class GovernanceContext:
         for kind, evidence in self.state.tests.evidence() if losses is not None else ():
             self._session.tracker.record("governance", event=kind, **evidence)
         return found
+
+
+def _refuse_compression(policy: CompiledPolicy, compression: str | bool) -> None:
+    """Refuse gradients that reach a step other than the one whose rows they are of.
+
+    Raises:
+        PolicyRefused: PowerSGD keeps parts of them back, and the policy routes (P15).
+    """
+    if compression == "powersgd" and (policy.weights() < 1).any():
+        raise PolicyRefused(
+            "P15",
+            "powersgd keeps parts of gradients back and adds them to later ones, which are "
+            "divided by what other batches admit, or dropped",
+            where="optimizations.gradient_compression",
+            hint="send gradients as bf16 or fp16, or as they are",
+        )
 
 
 def _provenance(

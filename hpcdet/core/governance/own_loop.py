@@ -218,16 +218,28 @@ class LoopGovernance(AccountedGovernance):
         """Probe the rows of the batch under way; what was measured."""
         from hpcdet.data import rng
         from hpcdet.guard.audit import audit
+        from hpcdet.guard.probing.whole_models import whole
 
         assert self.guard is not None
-        if any(hasattr(one, "full_tensor") for one in self._parameters().values()):
-            return None  # sharded: no rank has whole parameters
+        if self._lacks_room():
+            return None
         generators = self._session.registered.generators
         before = rng.capture(generators)
         try:
-            return audit(self.guard, data, losses)
+            with whole(self.guard.models.models):
+                return audit(self.guard, data, losses)
         finally:
             rng.restore(before, generators)
+
+    def _lacks_room(self) -> bool:
+        """Whether parameters are divided, and some rank cannot hold all of them."""
+        from hpcdet.guard.probing.whole_models import is_divided, lacks_room
+
+        assert self.guard is not None
+        models = self.guard.models.models
+        if not is_divided(models):
+            return False
+        return any(self._session.peers.allgather(lacks_room(models, self._session.device)))
 
     def _after_probe(self, batch: GovernedBatch) -> None:
         """Put down what was measured, or that nothing was; all ranks call together."""
@@ -248,5 +260,5 @@ class LoopGovernance(AccountedGovernance):
             self._session.tracker.record("governance", event="unprobed", step=self._batches)
             say(
                 "governance: rows are not probed: call batch.probe(losses, data) inside of "
-                "`with context.governance.batch(...) as batch:` (sharded models cannot be)"
+                "`with context.governance.batch(...) as batch:` (a sharded model must fit each rank)"
             )

@@ -56,26 +56,50 @@ class Probing:
             PolicyRefused, GovernanceBroken: rows are not what routing takes them for.
         """
         from hpcdet.guard.audit import audit
+        from hpcdet.guard.probing.whole_models import whole
 
         every = self._guard.policy.probe_every
         if self._begun and not (every and batches % every == 0):
             return
         self._begun = True
         self._compare_records(part)
-        if self._context.reducer.shares_parameters:
-            self._guard.refuse_unprobed()
-            if self._session.ranks.chief:
-                say("governance: fsdp2 has divided the parameters: rows are not probed")
+        if self._lacks_room():
             return
         self._tried = True
         generators = self._session.registered.generators
         before = rng.capture(generators)
         try:
             phases = self._session.profile.phases
-            with phases.within("other"), self._context.reducer.silence(), self._aside():
+            with (
+                phases.within("other"),
+                self._context.reducer.silence(),
+                whole(self._guard.models.models),
+                self._aside(),
+            ):
                 self._found = audit(self._guard, batch, lambda one: self._loss(one, part, batches))
         finally:
             rng.restore(before, generators)
+
+    def _lacks_room(self) -> bool:
+        """Whether some rank cannot hold the whole model, so that nothing is probed, and it says so.
+
+        Raises:
+            PolicyRefused: isolation is wanted, which probes have to show (P11).
+        """
+        from hpcdet.guard.probing.whole_models import lacks_room
+
+        if not self._context.reducer.shares_parameters:
+            return False
+        mine = lacks_room(self._guard.models.models, self._context.device)
+        lacks = next(filter(None, self._session.peers.allgather(mine)), "")
+        if not lacks:
+            return False
+        why = f"fsdp2 has divided the parameters, each rank has to gather them all, {lacks}"
+        self._guard.refuse_unprobed(why)
+        if self._session.ranks.chief:
+            self._session.tracker.record("governance", event="unprobed", why=why)
+            say(f"governance: rows are not probed: {why}")
+        return True
 
     def _compare_records(self, part: Slice) -> None:
         """Compare some records of a share with the manifests of their sources."""
