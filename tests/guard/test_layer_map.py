@@ -63,6 +63,17 @@ def test_the_digest_knows_names_shapes_types_ties_and_layers() -> None:
             base.check(one.encode())
 
 
+def test_a_tied_parameter_in_layers_with_different_rules_is_told_and_not_refused() -> None:
+    layers = (LayerGroup("emb", "^emb"), LayerGroup("head", "^head"), LayerGroup("r", "^$"))
+
+    def told(*rows: tuple[float, float, float]) -> list[str]:
+        return LayerMap.of(Tied(), layers).torn(policy(rows, layers=layers))
+
+    assert told((1, 1, 1), (0, 0, 1), (0.5, 0.5, 0)) == [], "the same rules in both"
+    [line] = told((1, 1, 1), (0, 1, 0), (0, 0, 0))
+    assert line.startswith("P04: emb.weight and head.weight are one parameter, in layers emb and")
+
+
 def test_a_tied_parameter_that_no_source_may_change_everywhere_is_p05() -> None:
     """Each layer learns from a source, and the minimum over both is 0 for all."""
     emb, head, rest = LayerGroup("emb", "^emb"), LayerGroup("head", "^head"), LayerGroup("r", "^$")

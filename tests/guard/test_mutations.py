@@ -85,7 +85,9 @@ def t3_a_step_is_that_of_a_batch_without_the_denied_rows() -> None:
             optimizer = optimizer_of(loop, torch.optim.SGD, momentum=0.9)
             loop.backward(rows)
             loop.step(optimizer)
-        for ours, theirs in zip(one.model[0].parameters(), other.model[0].parameters(), strict=True):
+        for ours, theirs in zip(
+            one.model[0].parameters(), other.model[0].parameters(), strict=True
+        ):
             if exactly:
                 assert torch.equal(ours, theirs)
             else:
@@ -197,7 +199,7 @@ class Normed(Mlp):
 
 
 def leak(model: nn.Module) -> float:
-    """What the loss of a denied source alone sends to the layer, relative to all of its gradient."""
+    """What a denied source's loss alone sends to the layer, relative to all of its gradient."""
     torch.manual_seed(9)
     model = copy.deepcopy(model).double()
     layers = [LayerGroup("low", r"^a\."), LayerGroup("high", r"^(?!a\.)")]

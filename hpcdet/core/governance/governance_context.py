@@ -14,6 +14,7 @@ from hpcdet.data.batch_order import BatchOrder
 from hpcdet.data.sample_order import Order
 from hpcdet.data.sourced import SourceTable
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
+from hpcdet.process.console import say
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.trials.parents import Parent
 from hpcdet.train.attempt.session import Session
@@ -101,6 +102,9 @@ class GovernanceContext:
         if self.guard is not None:
             self.guard.take(model)
             self._session.governed = True
+            for line in self.guard.models.maps[-1].torn(self.guard.policy):
+                if self._session.ranks.chief:
+                    say(line)
 
     def overrides(self, loaded: LoadedState) -> Overrides:
         """What somebody answers for, where the trial goes on from this checkpoint.

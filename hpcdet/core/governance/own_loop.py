@@ -260,5 +260,5 @@ class LoopGovernance(AccountedGovernance):
             self._session.tracker.record("governance", event="unprobed", step=self._batches)
             say(
                 "governance: rows are not probed: call batch.probe(losses, data) inside of "
-                "`with context.governance.batch(...) as batch:` (a sharded model must fit each rank)"
+                "`with context.governance.batch(...) as batch:` (sharded: it must fit each rank)"
             )

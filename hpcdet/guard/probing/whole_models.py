@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -79,7 +79,7 @@ def _put_whole(
         if one is None or not hasattr(one, "full_tensor"):
             continue
         if id(one) not in stand_ins:
-            values = one.detach().full_tensor()
+            values = cast("Any", one.detach()).full_tensor()
             values = values.to(dtype or values.dtype)
             stand_ins[id(one)] = nn.Parameter(values, one.requires_grad)
         module._parameters[name] = stand_ins[id(one)]
@@ -117,7 +117,8 @@ def _caster(dtype: torch.dtype) -> Callable[[Any], Any]:
 
 def _precision(module: nn.Module) -> Any:
     """The mixed precision of a unit of FSDP; None of other modules."""
-    found = [hook.__self__ for hook in module._forward_pre_hooks.values() if _is_fsdp(hook)]
+    hooks: Iterable[Any] = module._forward_pre_hooks.values()
+    found = [hook.__self__ for hook in hooks if _is_fsdp(hook)]
     return getattr(found[0], "_mp_policy", None) if found else None
 
 

@@ -107,6 +107,20 @@ class LayerMap:
                     "of these layers, untie it, or set frozen: true",
                 )
 
+    def torn(self, policy: CompiledPolicy) -> list[str]:
+        """What is to be said of tied parameters whose layers have different rules (P04)."""
+        matrix, found = policy.weights(), []
+        for one in self.parameters:
+            places = list(self.groups[one.layer])
+            if (matrix[:, places].min(axis=1) < matrix[:, places].max(axis=1)).any():
+                layers = " and ".join(policy.layers[place].id for place in places)
+                names = " and ".join(one.names)
+                found.append(
+                    f"P04: {names} are one parameter, in layers {layers}: a source may change it "
+                    "as much as it may change each of them, the minimum"
+                )
+        return found
+
     @property
     def digest(self) -> str:
         """Digest of names, shapes, types, ties and layers, ``sha256:…``."""
