@@ -275,7 +275,7 @@ class Penal(Governed):
     ("kind", "said"),
     [
         ("Mixes", "P07: 4 (FSDPMixing) gives a row of one source by rows of another"),  # (a)
-        ("Turned", "P12: the rows of 0.inner (FSDPLinear) are not those of the batch"),  # (b)
+        ("Turned", "P12: the rows of 0.inner (Linear) are not those of the batch"),  # (b)
         ("Contrasts", "P13: the loss of rows of one source"),  # (c)
         ("Penal", "G123: source b changes 0.weight"),  # (d)
     ],

@@ -79,7 +79,8 @@ needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun
 def first_and_last(trial: Any, world: int, folder: Path, *, mpi: bool = False) -> Any:
     start: Callable[..., ranks.Attempt] = ranks.by_mpirun if mpi else ranks.run
     attempt = start(trial, world, BEGIN=str(folder / "begin"))
-    assert attempt.verdict() is not None, attempt.log()
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "done", attempt.log()
     [*_, path] = sorted(trial.checkpoints.glob("0*.g1"))
     return torch.load(folder / "begin"), checkpoint.load(path).shared["models"][0]
 
@@ -115,7 +116,7 @@ CELLS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "cell", [pytest.param(one, marks=needs_mpi if "mpi" in one else ()) for one in CELLS]
+    "cell", [pytest.param(one, marks=needs_mpi if one.startswith("mpi") else ()) for one in CELLS]
 )
 def test_steps_are_those_of_one_backward_per_source(cell: str, tmp_path: Path) -> None:
     """Each with a smaller last batch: 62 samples in batches of 12, which three ranks share."""
@@ -123,7 +124,7 @@ def test_steps_are_those_of_one_backward_per_source(cell: str, tmp_path: Path) -
     hparams = {**SGD, "dtype": "float64", **more}
     trial = make(tmp_path / "EXP", world, policy(), hparams, **changes)
     (tmp_path / "EXP" / "code" / "model_def.py").write_text(MODEL + KINDS)
-    begin, got = first_and_last(trial, world, tmp_path, mpi="mpi" in cell)
+    begin, got = first_and_last(trial, world, tmp_path, mpi=cell.startswith("mpi"))
     every = changes.get("optimizations", {}).get("aggregation_frequency", more.get("every", 1))
     dtype = getattr(torch, hparams["dtype"])
     # who accumulates himself has the sum of batches, and not their mean
@@ -151,7 +152,7 @@ def test_one_digest_on_one_two_and_four_ranks(tmp_path: Path) -> None:
 def test_gradients_that_travel_as_sixteen_bits_are_as_exact_as_ungoverned_ones(
     kind: str, tmp_path: Path
 ) -> None:
-    """Both miss what 64 bits give by the same few units of the type's rounding."""
+    """Both miss the way that 64 bits go by about as much: some units of the type's rounding."""
     hparams = {**SGD, "dtype": "float32"}
     missed = []
     for name, wanted in (("governed", policy()), ("plain", None)):
@@ -161,8 +162,10 @@ def test_gradients_that_travel_as_sixteen_bits_are_as_exact_as_ungoverned_ones(
         begin, got = first_and_last(trial, 2, folder)
         asked = {**hparams, "begin": begin}
         [*_, should] = oracle(wanted or policy(np.ones((3, 3))), asked, torch.float64, UNTIL)
-        missed.append(distance(got, should))
-    assert 1e-7 < missed[0] <= 4 * missed[1], missed
+        off = sum(float((got[name] - one).norm()) ** 2 for name, one in should.items())
+        way = sum(float((begin[name] - one).norm()) ** 2 for name, one in should.items())
+        missed.append((off / way) ** 0.5)
+    assert 1e-6 < missed[0] <= 4 * missed[1], missed
 
 
 def test_what_keeps_gradients_back_for_later_steps_is_refused(tmp_path: Path) -> None:
