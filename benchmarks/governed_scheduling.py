@@ -16,14 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 TOP = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 
-import results  # noqa: E402
+from claims import Claimed, conclude, tell  # noqa: E402
 
 from hpcdet.control.turn import controller  # noqa: E402
 from hpcdet.store.folder.layout import ExperimentPaths  # noqa: E402
@@ -39,25 +38,6 @@ GOOD = ("n1", "n2")
 KINDS = ("false", "expired", "copied", "rebooted")
 PATIENCE_S = 240
 TRIALS = 4
-
-
-@dataclass(frozen=True)
-class Claimed:
-    """A claim: what was wanted and what was seen."""
-
-    what: str
-    wanted: Any
-    seen: Any
-
-    @property
-    def row(self) -> results.Row:
-        """The row of the results."""
-        return {
-            "what": self.what,
-            "wanted": self.wanted,
-            "seen": self.seen,
-            "met": self.wanted == self.seen,
-        }
 
 
 class Bench:
@@ -324,21 +304,11 @@ def main() -> int:
                 began = time.monotonic()
                 found = run()
                 claims += found
-                for one in found:
-                    verdict = "yes" if one.row["met"] else "NO "
-                    print(f"{verdict}  {one.what}: {one.seen}" + _instead(one), flush=True)
+                tell(found)
                 print(f"     ({part}: {time.monotonic() - began:.0f} s)", flush=True)
     finally:
         cluster.down()
-    met = bool(claims) and all(one.row["met"] for one in claims)
-    if not only:
-        results.write("governed-scheduling", [one.row for one in claims])
-    print("shown" if met else "NOT shown")
-    return 0 if met else 1
-
-
-def _instead(one: Claimed) -> str:
-    return "" if one.row["met"] else f" (wanted {one.wanted})"
+    return conclude("governed-scheduling", claims, whole=not only)
 
 
 if __name__ == "__main__":

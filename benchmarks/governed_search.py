@@ -15,14 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 TOP = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 
-import results  # noqa: E402
+from claims import Claimed, conclude, tell  # noqa: E402
 
 from benchmarks.governed.recipe_searches import CLEAN, Bench, RecipeSearch  # noqa: E402
 
@@ -35,23 +34,6 @@ FOOLED = {
     "validation_loss": "the loss on near-duplicates of training records",
 }
 SHOWN = ("advantage", "pairs of twins", "at a confidence of 0.95", "p ", "power")
-
-
-@dataclass(frozen=True)
-class Claimed:
-    """A claim: what was wanted and what was seen, and figures beside it."""
-
-    what: str
-    wanted: Any
-    seen: Any
-    beside: dict[str, Any] | None = None
-
-    @property
-    def row(self) -> results.Row:
-        """The row of the results."""
-        met = self.wanted == self.seen
-        beside = {} if self.beside is None else {"beside": self.beside}
-        return {"what": self.what, "wanted": self.wanted, "seen": self.seen, "met": met, **beside}
 
 
 def claims(seed: int, off: RecipeSearch, on: RecipeSearch) -> list[Claimed]:
@@ -110,9 +92,7 @@ def run(bench: Bench, seed: int, metric: str) -> list[Claimed]:
     off = bench.search(metric, seed, governed=False)
     on = bench.search(metric, seed, governed=True)
     found = claims(seed, off, on)
-    for one in found:
-        instead = "" if one.row["met"] else f" (wanted {one.wanted})"
-        print(f"{'yes' if one.row['met'] else 'NO '}  {one.what}: {one.seen}{instead}")
+    tell(found)
     print("\n".join(beside(off, on)))
     print(f"      ({time.monotonic() - began:.0f} s)", flush=True)
     return found
@@ -134,11 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for metric in metrics:
                 print(f"seed {seed} ({kind}), a search for {FOOLED[metric]}", flush=True)
                 found += run(bench, seed, metric)
-    met = bool(found) and all(one.row["met"] for one in found)
-    if not asked.seeds and not asked.metric:
-        results.write("governed-search", [one.row for one in found])
-    print("shown" if met else "NOT shown")
-    return 0 if met else 1
+    return conclude("governed-search", found, whole=not asked.seeds and not asked.metric)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,9 @@
-"""One change for each of the checks of a resume, which breaks what that check is about."""
+"""One change for each of the checks of a resume, which breaks what that check is about.
+
+Each is made to the files of a trial that has left in good order, and whose untouched copy passes
+all checks. Only for check 6 the trial was killed: a ledger that is ahead of its checkpoint is what
+a crash leaves.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.governed import forging
+from hpcdet.policy import measures
 from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.policy.provenance.chains import Artifact, SourceChain, extend
 from hpcdet.store.config import resolved_config
@@ -26,12 +32,13 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 @dataclass(frozen=True)
 class Tamper:
-    """A change of a trial that was killed behind a checkpoint.
+    """A change of a trial's files.
 
     Attributes:
         number: of the check; ``what``: what is done.
         wanted: the outcome by default: ``stopped``, ``older checkpoint``, ``dropped``,
-            ``recorded``, ``warned``, ``other node``.
+            ``recorded``, ``warned``, ``refused by the node``.
+        follows: what else is recorded because of it: codes with their outcomes.
         base: the trial that it is done to.
     """
 
@@ -39,6 +46,7 @@ class Tamper:
     what: str
     wanted: str
     act: Callable[[TrialPaths], Any]
+    follows: tuple[str, ...] = ()
     base: str = "plain"
 
     @property
@@ -111,6 +119,25 @@ def _policy(change: Callable[[CompiledPolicy], CompiledPolicy]) -> Callable[[Tri
     return act
 
 
+def _other_plan(trial: TrialPaths) -> None:
+    """Another planned mixture, wherever the policy is written; every digest is right again."""
+    paths = _paths(trial)
+    before = CompiledPolicy.load(paths.compiled_policy)
+    shares = zip(before.sources, (98.0, 1.0, 1.0), strict=True)
+    plan = tuple(dataclasses.replace(one, share=share) for one, share in shares)
+    made = dataclasses.replace(before, sources=plan)
+    _policy(lambda _: made)(trial)
+
+    def everywhere(one: dict[str, Any]) -> None:
+        text = json.dumps(one).replace(before.digest, made.digest)
+        one.update(json.loads(text))
+
+    def state(one: dict[str, Any]) -> None:
+        one.update(policy=made.digest, compiled=made.to_json())
+
+    forging.forge(trial, KEY, _governance(state), said=everywhere, record=everywhere)
+
+
 def _looser(policy: CompiledPolicy) -> CompiledPolicy:
     [first, *others] = policy.matrix
     return dataclasses.replace(policy, matrix=((1.0, *first[1:]), *others))
@@ -180,6 +207,25 @@ def _weight(name: str) -> forging.Change:
     return change
 
 
+COLLAPSED = "4.weight"
+"""The weight of the layer ``high``."""
+
+
+def _collapse(shared: dict[str, Any]) -> None:
+    """All rows of a weight become the same: one singular value is left."""
+    with torch.no_grad():
+        weight = shared["models"][0][COLLAPSED]
+        weight[:] = weight[0]
+
+
+def _collapsed(said: dict[str, Any]) -> None:
+    """The entropies that such a weight has."""
+    spectral = said["spectral"]
+    entropy = measures.spectrum(np.ones((8, 8)), *spectral["settings"]).entropy
+    spectral["parameters"][f"0.{COLLAPSED}"][0] = entropy
+    spectral["layers"]["high"], spectral["outside"] = entropy, ["high"]
+
+
 def _moment(shared: dict[str, Any]) -> None:
     states = shared["optimizers"][0]["state"]
     slot = next(one for one in states.values() if "exp_avg" in one)
@@ -208,7 +254,7 @@ def tampers(statement: Path) -> list[Tamper]:
             _forged(state=_governance(lambda one: one.update(schema=99))),
         ),
         Tamper(2, "the signature taken away", "stopped", _said(lambda one: one.pop("seal"))),
-        Tamper(3, "a byte of a rank's file", "older checkpoint", _torn),
+        Tamper(3, "a byte of a rank's file", "older checkpoint", _torn, ("G106 recorded",)),
         Tamper(4, "a count in the ledger", "stopped", _ledger(_other_count)),
         Tamper(
             5,
@@ -216,7 +262,9 @@ def tampers(statement: Path) -> list[Tamper]:
             "stopped",
             _ledger(lambda lines: lines.__delitem__(slice(8, None))),
         ),
-        Tamper(6, "a crash behind the checkpoint", "recorded", lambda _: None),
+        Tamper(
+            6, "SIGKILL, steps behind the checkpoint", "recorded", lambda _: None, base="killed"
+        ),
         Tamper(
             7, "another state on one rank", "stopped", _code("# on load", _DIFFERS), base="ranks"
         ),
@@ -241,7 +289,7 @@ def tampers(statement: Path) -> list[Tamper]:
             "stopped",
             lambda trial: _flip(_paths(trial).code / "data" / "a" / "x.csv", 0),
         ),
-        Tamper(12, "a source withdrawn by its owner", "dropped", _withdraw),
+        Tamper(12, "a source withdrawn by its owner", "dropped", _withdraw, ("G108 recorded",)),
         Tamper(13, "a source that nobody knows", "stopped", _code('"c": 12', '"z": 12')),
         Tamper(
             14,
@@ -256,8 +304,13 @@ def tampers(statement: Path) -> list[Tamper]:
             _forged(state=_weight("0.weight")),
         ),
         Tamper(16, "weights", "stopped", _forged(state=_weight("4.weight"))),
-        Tamper(17, "weights out of their band", "warned", lambda _: None, base="unplanned"),
-        Tamper(18, "another mixture than planned", "warned", lambda _: None, base="unplanned"),
+        Tamper(
+            17,
+            "weights out of their band, and their entropies",
+            "warned",
+            _forged(state=_collapse, said=_collapsed),
+        ),
+        Tamper(18, "another planned mixture, in all files", "warned", _other_plan),
         Tamper(
             19,
             "a row more, in state and ledger",
@@ -268,7 +321,7 @@ def tampers(statement: Path) -> list[Tamper]:
         Tamper(
             21,
             "the statement of another node",
-            "other node",
+            "refused by the node",
             lambda _: statement.with_name("other").replace(statement),
         ),
         Tamper(
