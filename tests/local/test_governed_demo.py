@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import subprocess
 import sys
@@ -30,6 +31,13 @@ def test_the_governed_demo_shows_which_source_reached_which_layer() -> None:
     assert covered.split()[1:] == ["1.000"] * 3
     assert done.stdout.count(": active") == 3  # chains
     assert max(map(len, done.stdout.splitlines())) <= 80
+    rows = json.loads((TOP / "benchmarks/results/governed-demo.json").read_text())["rows"]
+    assert [row["what"] for row in rows if row["goal"] == 0 == row["ours"] < row["peer"]] == [
+        "licensed in low, denied",
+        "restricted in low, denied",
+        "restricted in body, denied",
+    ]
+    assert len(rows) == 9 and all(row["met"] for row in rows)
     page = (TOP / "report.html").read_text()
     assert 'id="governance"' in page
     assert "permitted and exposed to learn from" in page
@@ -75,6 +83,8 @@ def test_what_it_promises_is_looked_for() -> None:
         {"coverage": [None]},
         {"measured": leak},
         {"measured": off},
+        {"measured": [{**trial["measured"][0], "routed": [[0.0], [0.0]]}]},
+        {"measured": [{**trial["measured"][0], "sources": ["a", "c"]}]},
         {"checks": []},
         {"checks": [{"code": "G116", "outcome": "unknown"}]},
     ]
