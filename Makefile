@@ -7,7 +7,7 @@ unexport WORKERS
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo governed-demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-governance bench-gpu bench-search bench-search-tables bench-calibration governed-recovery governed-scheduling governed-search clean
+.PHONY: demo governed-demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-governance bench-gpu bench-search bench-search-tables bench-calibration governed-recovery governed-scheduling governed-search null-searches clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -128,6 +128,9 @@ bench-calibration: setup  ## the simulator against real searches on the private 
 
 governed-search: setup  ## low loss through memorization is pruned: searches with and without twins
 	$(PY) benchmarks/governed_search.py
+
+null-searches: setup  ## searches of models that know nothing by heart are pruned at most at alpha: N=2000
+	HPCDET_GOVERNED_SEARCHES=$(or $(N),2000) $(PY) -m pytest -rP tests/search/test_null_searches.py
 
 governed-recovery: setup  ## what a resume verifies: kills on 1, 2, 4 ranks, and one change for each of 23 checks
 	$(PY) benchmarks/governed_recovery.py

@@ -12,14 +12,13 @@ from hpcdet.policy import governed_metrics as metrics
 from hpcdet.policy.compiled import CompiledPolicy, Coverage, DataSource, LayerGroup, Twins
 from hpcdet.policy.compiled import Memorization as Rules
 from hpcdet.policy.memorization import canaries, canary_evidence, twin_evidence, twins
-from hpcdet.policy.memorization.twins import TwinVerdict, alpha_now
+from hpcdet.policy.memorization.twins import TwinVerdict
 from hpcdet.search.api.codec import decode_action, encode_action
 from hpcdet.search.api.events import Ask, Halt, SegmentEnd, Stop
 from hpcdet.search.registry import searcher
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.config.searcher_keys import Constraint
 from hpcdet.store.fs import typed_fields
-from tests.dose import dice
 from tests.search.test_goals import Run, make
 
 POLICY = CompiledPolicy(
@@ -187,22 +186,3 @@ def test_a_search_without_such_constraints_keeps_its_states() -> None:
     assert type(searcher(resolve({"searcher": {"name": "random"}})).initial()).__name__ != (
         "SupervisedState"
     )
-
-
-@pytest.mark.parametrize("wins", [0.5, 0.71])
-def test_sixteen_trials_and_five_looks_through_the_whole_search(wins: float) -> None:
-    """Twins that are coins, and twins of a memorizer, whose loss is the least at each look."""
-    draws, stopped = dice(f"search {wins}"), []
-    run = Run(make("random", constraints=gate("hard"), max_trials=16, max_concurrent_trials=16))
-    for look in range(5):
-        for trial in range(1, 17):
-            if trial in stopped:
-                continue
-            share = wins if trial == 1 else 0.5
-            won = sum(draws.random() < share for _ in range(100))
-            level = alpha_now(0.05, 16, 5, trial - 1, look)
-            found = governed(notes=twins_of(won, alpha=level))
-            said = run.report(trial, look + 1, loss=0.1 if trial == 1 else 0.5, **found)
-            stopped += [trial] if f"Stop {trial}" in said else []
-    # a coin is stopped in 4 of 100 such searches, and two of them in one of a thousand
-    assert len(stopped) <= 2 and (wins == 0.5 or 1 in stopped)

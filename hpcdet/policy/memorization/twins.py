@@ -314,6 +314,7 @@ def _log_choices(of: int) -> NDArray[np.float64]:
     return choices
 
 
+@functools.lru_cache(maxsize=1 << 10)
 def lower_bound(wins: int, of: int, confidence: float) -> float:
     """Clopper and Pearson's lower bound, in [0, 1]: ``P(X >= wins)`` there is 1 - confidence."""
     low, high = 0.0, 1.0
