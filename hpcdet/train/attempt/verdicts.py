@@ -6,7 +6,7 @@ import traceback
 from typing import Literal
 
 from hpcdet.errors import Unrecoverable
-from hpcdet.policy.codes import NODE_REFUSED, GovernanceBroken
+from hpcdet.policy.codes import NODE_REFUSED, RESUME_CODES, GovernanceBroken, PolicyRefused
 from hpcdet.process import deterministic
 from hpcdet.process.console import say, say_error
 from hpcdet.process.location import AttemptLocation, named
@@ -36,8 +36,7 @@ def verdict_on(error: BaseException, checkpoint: str) -> Verdict:
         )
     if _is_refused(error):
         return _refused(error, checkpoint)
-    # whatever governed state a check has stopped at is there at the next attempt, too
-    unrecoverable = isinstance(error, Unrecoverable | GovernanceBroken)
+    unrecoverable = isinstance(error, Unrecoverable) or _breaks_a_check(error)
     return Verdict(
         "norestart" if unrecoverable or isinstance(error, InvalidHP) else "fail",
         "error",
@@ -61,11 +60,17 @@ def unsaid_failure(place: AttemptLocation, error: BaseException) -> int:
         return peers_lost(error)
     error = clearer(error)
     say_error(error)
-    broken = isinstance(error, GovernanceBroken)  # of policy, chain or data: again is no better
+    broken = _breaks_a_check(error)
     kind: Literal["norestart", "fail"] = "norestart" if broken else "fail"
     said = Verdict(kind, "error", error=last_line(error), unrecoverable=broken, at=files.now())
     (_refused(error) if _is_refused(error) else said).write_once(place.attempt.verdict)
     return 1
+
+
+def _breaks_a_check(error: BaseException) -> bool:
+    """True if a check of governed state or data has failed: the next attempt finds the same."""
+    unknown = isinstance(error, PolicyRefused) and error.policy_code in RESUME_CODES
+    return unknown or isinstance(error, GovernanceBroken)
 
 
 def _is_refused(error: BaseException) -> bool:
