@@ -27,7 +27,7 @@ SEARCHES = int(_of("HPCDET_SEARCHES", "200"))
 """Random searches in which each rule of halving is compared with its definition."""
 NULL_SEARCHES = int(_of("HPCDET_NULL_SEARCHES", "2000"))
 """Searches without memorization in which false verdicts are counted; 100,000 take a minute."""
-GOVERNED_SEARCHES = int(_of("HPCDET_GOVERNED_SEARCHES", "100"))
+GOVERNED_SEARCHES = int(_of("HPCDET_GOVERNED_SEARCHES", "60"))
 """Searches by the searcher and its gates, of models that have learned nothing by heart."""
 NULL_TRAININGS = int(_of("HPCDET_NULL_TRAININGS", "40"))
 """Searches of models that see each record once, in which false verdicts are counted."""

@@ -1,11 +1,12 @@
 """Policies that require nodes, on a private Slurm: fake ranks, real workers, the submit filter.
 
-``make governed-scheduling`` shows the whole of it with real ranks.
+``make governed-scheduling`` shows the whole of it with real ranks; a dose of it is run here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,15 @@ import pytest
 from hpcdet import shipped
 from hpcdet.read.views import views
 from hpcdet.store.folder.records import Intent, WorkerEnd
-from tests import experiments, governed_nodes
+from tests import TOP, experiments, governed_nodes
 from tests.experiments import config, until
 from tests.governed_nodes import FEATURE, GovernedNodes
 from tests.slurm_runs import Lab, Run, hpcdet
 from tests.slurm_sites import write_site
+
+sys.path.insert(0, str(TOP / "benchmarks"))
+
+import governed_scheduling  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
 
@@ -129,3 +134,20 @@ def test_the_submit_filter_keeps_out_what_gets_around_the_policy(
     for change in ("Features=", "Features=other", "Account=other"):
         assert cluster.call("scontrol", "update", f"JobId={job}", change).returncode != 0, change
     assert "Features=gov_phi " in cluster.check("scontrol", "show", "job", job)
+
+
+def test_a_dose_of_the_campaign_on_real_ranks(
+    lab_b: Lab, nodes: GovernedNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is refused at submission, and a statement that ends under a trial."""
+    for name in (*lab_b.cluster.environment(), "HPCDET_ROOT", "HPCDET_CACHE"):
+        monkeypatch.setenv(name, "")  # which are put back at the end
+    folder = tmp_path / "campaign"
+    folder.mkdir(mode=0o700)
+    bench = governed_scheduling.Bench(lab_b.cluster, folder)
+    bench.nodes.attest(*governed_scheduling.GOOD)
+    found = [
+        *governed_scheduling.refused_at_submit(bench),
+        *governed_scheduling.after_a_requeue(bench, "expired"),
+    ]
+    assert len(found) == 14 and not [one for one in found if not one.met]

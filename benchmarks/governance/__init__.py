@@ -1,0 +1,1 @@
+"""What ``bench_governance`` measures, part by part."""
