@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import results
 import torch
 
+from benchmarks import results
 from benchmarks.governance.models import MODELS, groups, matrix, timed
 from hpcdet.data.sample_order import Order, shuffled
 from hpcdet.data.sourced import SourceTable

@@ -20,8 +20,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import processes
-import results
+from benchmarks import processes, results
 
 TOP = Path(__file__).resolve().parent.parent.parent
 BEFORE = "d9c42b41b0"

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import results
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks import results
 from hpcdet.policy import dsse, statements
 from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup, Requires, TrustedKey
 from hpcdet.policy.keys import key_files
@@ -25,6 +25,8 @@ from hpcdet.store.folder.layout import ExperimentPaths
 TOP = Path(__file__).resolve().parent.parent.parent
 POLICY = TOP / "examples" / "governed" / "policy.yaml"
 STATEMENT_S, CHECK_S = 0.05, 0.3
+LEAST_OF = 3
+"""Processes in a round, of which the quickest counts: others share the caches."""
 PROOF = """
 import sys, time
 from pathlib import Path
@@ -46,11 +48,12 @@ def rows(rounds: int) -> Iterator[results.Row]:
     nothing, proofs, checks = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         paths = attested(Path(folder))
+        proof = [sys.executable, "-c", PROOF, str(paths.root)]
+        check = [sys.executable, "-m", "hpcdet", "policy", "check", str(POLICY)]
         for _ in range(rounds):
             nothing.append(_processor_s([sys.executable, "-c", "pass"], environment))
-            proofs.append(_told_s([sys.executable, "-c", PROOF, str(paths.root)], environment))
-            check = [sys.executable, "-m", "hpcdet", "policy", "check", str(POLICY)]
-            checks.append(_processor_s(check, environment))
+            proofs.append(min(_told_s(proof, environment) for _ in range(LEAST_OF)))
+            checks.append(min(_processor_s(check, environment) for _ in range(LEAST_OF)))
     peer = "python -c pass"
     yield results.row("statement of a node: proof of a rank", proofs, peer, nothing, STATEMENT_S)
     yield results.row("hpcdet policy check FILE", checks, peer, nothing, CHECK_S)
@@ -60,10 +63,9 @@ def attested(folder: Path) -> ExperimentPaths:
     """An experiment whose policy requires a capability, and a statement of this node."""
     key = Ed25519PrivateKey.generate()
     public, now = key_files.public(key), time.time()
-    times = [datetime.fromtimestamp(now + s, UTC).isoformat() for s in (0, 3600)]
-    said = NodeStatement(
-        statements.node_name(), statements.BOOT_ID.read_text().strip(), ("enclave",), *times
-    )
+    issued, not_after = (datetime.fromtimestamp(now + s, UTC).isoformat() for s in (0, 3600))
+    boot = statements.BOOT_ID.read_text().strip()
+    said = NodeStatement(statements.node_name(), boot, ("enclave",), issued, not_after)
     envelope = dsse.sign(statements.PAYLOAD_TYPE, statements.payload(said), key)
     statement = folder / "node.dsse"
     statement.write_text(json.dumps(envelope))
