@@ -26,10 +26,11 @@ if TYPE_CHECKING:  # it takes a tenth of a second to import, and checking a poli
 
 SCHEMA = "hpcdet-policy/1"
 LARGEST = 16 << 20
+"""Bytes of a ``policy.json``."""
 REFERENCES_EACH = 50
 """Invented records that nobody trains, for each canary of a source."""
 FEWEST_REFERENCES = 1000
-"""Bytes of a ``policy.json``."""
+"""At least so many."""
 
 MIX = "+"
 """Between the sources of a row that has several."""
