@@ -269,7 +269,7 @@ REFUSED = {
         "        data = pytorch.Sourced(",
         "        return [(torch.zeros(2, 6), torch.zeros(2))]\n        data = pytorch.Sourced(",
         "P14",
-        "streams and foreign loaders have ",
+        "these data have none",
     ),
 }  # fmt: skip
 

@@ -7,7 +7,6 @@ the searcher that enforces them. The losses are drawn.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Callable
@@ -61,12 +60,16 @@ def pruned(
 ) -> dict[int, int]:
     """Run a search; returns the look, from 1, at which trials were stopped, by their number."""
     shared, found = withheld(key), dict[int, int]()
-    trials = {
-        number: dataclasses.replace(
-            shared, level=lambda look, sources, n=number: level(ALPHA, n, look, sources)
+
+    def of(trial: int) -> WithheldTwins:
+        return WithheldTwins(
+            shared.pairs,
+            shared.max_advantage,
+            shared.commitment,
+            lambda look, sources: level(ALPHA, trial, look, sources),
         )
-        for number in range(1, TRIALS + 1)
-    }
+
+    trials = {number: of(number) for number in range(1, TRIALS + 1)}
     gates = governed_metrics.constraints(POLICY)
     run = Run(make("random", constraints=gates, max_trials=TRIALS, max_concurrent_trials=TRIALS))
     for look in range(1, LOOKS + 1):

@@ -146,7 +146,7 @@ class GovernanceContext:
         if order is None or sources is None:
             raise PolicyRefused(
                 "P14",
-                "twins and canaries have places in an order by index, which streams have not"
+                "twins and canaries have places in an order by index, and these data have none"
                 if order is None
                 else "the data do not say which source each sample is from",
                 where="build_training_data_loader",

@@ -246,6 +246,7 @@ class _SourcedStreams(_Streamed):
         super().__init__(data, stream, length, share.world)
         self._stream_share = share
         self.order, self.sources = share.order, data.sources()
+        self.records = self.sources
 
     def batches(self, records: int) -> Iterator[Batch]:
         first = records // self.batch
