@@ -17,6 +17,7 @@ from hpcdet import checkpoint
 from hpcdet.checkpoint import LoadedState
 from hpcdet.guard.accounts.known_ledgers import known_by_ledgers, undone
 from hpcdet.policy.codes import GovernanceBroken
+from hpcdet.policy.compiled import CompiledPolicy, LedgerRules
 from hpcdet.policy.ledger import records
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.fs import sealed_json
@@ -34,11 +35,13 @@ OTHER = Ed25519PrivateKey.generate()
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> TrialPaths:
     """A signed trial that was killed three steps behind its checkpoint of step 8."""
-    folder = tmp_path_factory.mktemp("killed")
+    return signed_and_killed(tmp_path_factory.mktemp("killed"), policy())
+
+
+def signed_and_killed(folder: Path, wanted: CompiledPolicy) -> TrialPaths:
     key = folder / "run.key"
     key.write_text(KEY.private_bytes_raw().hex())
     key.chmod(0o600)
-    wanted = policy()
     reference = {"policy": "test", "digest": wanted.digest, "run_key": {"file": str(key)}}
     trial = make(folder / "EXP", 1, wanted, until=12, governance=reference)
     interrupt(trial, folder / "1", "train:11", kill_behind(trial, 8), 1)
@@ -168,6 +171,18 @@ def test_nothing_is_wrong_with_what_nobody_touched(trial: TrialPaths) -> None:
     assert {one.outcome for code, one in found.items() if code != "G106"} == {"passed"}
     assert found["G106"].outcome == "recorded"  # the step behind the checkpoint
     assert {one.code for one in verified(trial, PUBLIC)} == set(found)
+
+
+@pytest.mark.parametrize("segment", [1, 2])
+def test_a_segment_that_a_checkpoint_fills_stops_no_trial(segment: int, tmp_path: Path) -> None:
+    trial = signed_and_killed(tmp_path, policy(ledger=LedgerRules(segment)))
+    attempt = ranks.run(trial, 1)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "done", attempt.log()
+    found = sound(trial, trust=[PUBLIC])
+    assert len(found.rollbacks) == 1
+    bodies = [one.body for each in found.ledgers for one in each.records if one.type == "seal"]
+    assert bodies and all(one["begin"] <= one["end"] for one in bodies)
 
 
 def test_a_key_that_nobody_trusts(trial: TrialPaths) -> None:

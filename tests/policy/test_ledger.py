@@ -26,6 +26,7 @@ from hpcdet.policy.ledger import records, seals
 from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead, LedgerOwner
 from hpcdet.policy.ledger.verify import LedgerExposure, VerifiedLedger, verify
 from hpcdet.policy.ledger.writer import LedgerWriter
+from hpcdet.policy.merkle import Merkle
 
 KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 POLICY = CompiledPolicy(
@@ -265,6 +266,17 @@ def test_a_chain_written_anew_lacks_the_signature(tmp_path: Path) -> None:
     assert bad(of_bytes(tmp_path, b"".join(lines))) == (1, 4, "G104")  # the first seal's root
 
 
+def test_nothing_is_sealed_twice(tmp_path: Path) -> None:
+    with begun(tmp_path) as writer:
+        trained(writer, 0, 3)  # with the first record these fill a segment
+        sealed = writer.head
+        assert writer.sealed == writer.seal(3) == writer.head == sealed
+        part = seals.Segment(writer.of, 5, 4, Merkle().root)  # what a seal of nothing would be
+        body = {"begin": 5, "end": 4, "root": part.root, "dsse": seals.sign(part, KEY)}
+        writer.append("seal", 3, **body)
+    assert bad(found(tmp_path)) == (1, 5, "G104")
+
+
 def test_a_seal_by_another_key_is_found(tmp_path: Path) -> None:
     whole(tmp_path)
     original = found(tmp_path).ledgers[0]
@@ -498,6 +510,7 @@ import sys
 from pathlib import Path
 from hpcdet.policy.ledger.records import LedgerOwner
 from hpcdet.policy.ledger.writer import LedgerWriter
+from hpcdet.policy.merkle import Merkle
 writer = LedgerWriter(Path(sys.argv[1]), LedgerOwner("exp", 1, 1))
 print("begun", flush=True)
 step = 0

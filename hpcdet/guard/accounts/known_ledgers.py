@@ -133,9 +133,10 @@ def _signed(manifest: Manifest, ledger: AttemptLedger, head: LedgerHead, where: 
 
 
 def _record_of(ledger: AttemptLedger, head: LedgerHead) -> dict[str, object]:
-    """The ``checkpoint`` record that a head stands at, or behind which its seal stands."""
-    there = ledger.records[: head.seq + 1][-2:]
-    return dict(next((one.body for one in reversed(there) if one.type == "checkpoint"), {}))
+    """The ``checkpoint`` record that a head stands at, or behind which its seals stand."""
+    there = reversed(ledger.records[: head.seq + 1])
+    made = next((one for one in there if one.type != "seal"), None)
+    return dict(made.body) if made is not None and made.type == "checkpoint" else {}
 
 
 def _older(folder: Path) -> tuple[str, str]:

@@ -153,7 +153,7 @@ def _rollback(
     """Return what an attempt has undone of the path before it, which it has to record."""
     there = tuple((attempt, min(count, seen.get(attempt, 0))) for attempt, count in before)
     lost = lost_between(there, path)
-    second = ledger.records[1] if len(ledger.records) > 1 else None
+    second = next((one for one in ledger.records[1:] if one.type != "seal"), None)
     said = second.body.get("lost") if second is not None and second.type == "rollback" else []
     killed = second is None and bool(lost) and not ledger.wrong  # before it could say so
     if said != lost and not killed:
@@ -172,7 +172,7 @@ def _sealed(ledger: AttemptLedger) -> Iterator[tuple[int, int]]:
         if record.type == "seal":
             root = tree.root
             said = (record.body.get("begin"), record.body.get("end"), record.body.get("root"))
-            if said != (begin, place - 1, root):
+            if place == begin or said != (begin, place - 1, root):
                 raise GovernanceBroken("G104", "a seal is not of the records before it")
             of = LedgerOwner(first["experiment"], first["trial"], ledger.attempt)
             segment = seals.Segment(of, begin, place - 1, root)

@@ -116,8 +116,8 @@ class LedgerWriter:
         )
 
     def seal(self, step: int) -> LedgerHead:
-        """Sign all records since the last seal; without a key nothing is done."""
-        if self._key is None:
+        """Sign all records since the last seal, if there are any; without a key nothing is done."""
+        if self._key is None or self._begin == self._seq:
             return self.head
         end = self._seq - 1
         part = seals.Segment(self.of, self._begin, end, self._tree.root)
