@@ -16,6 +16,7 @@ from typing import Any
 
 from hpcdet.control.turn import controller
 from hpcdet.jobs.create import begin_from, create
+from hpcdet.policy import governed_metrics
 from hpcdet.policy.compiled import PolicyText
 from hpcdet.read.experiment import series
 from hpcdet.schedulers.local import processes
@@ -239,6 +240,9 @@ def submit(
     if model is None:
         model = root.parent / "empty-model"
         model.mkdir(exist_ok=True, mode=0o700)
+    if policy is not None:
+        gates = governed_metrics.constraints(policy.compiled)
+        values = {**values, "searcher": {**values["searcher"], "constraints": gates}}
     begin = begin_from.look(resolve(values), root)
     paths = create.create(Plain(values, {}, policy), site, model, root, begin=begin)
     turn(paths)

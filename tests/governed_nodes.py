@@ -6,6 +6,7 @@ the same key.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -21,9 +22,10 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from hpcdet import shipped
 from hpcdet.config.policy.compile_policy import compile_policy
-from hpcdet.policy import dsse, statements
-from hpcdet.policy.compiled import PolicyText
+from hpcdet.policy import dsse, governed_metrics, statements
+from hpcdet.policy.compiled import CompiledPolicy, PolicyText
 from hpcdet.policy.statements import NodeStatement
+from hpcdet.store.config.resolved_config import Governance, Resolved
 from tests.cluster.configuration import NODES
 from tests.cluster.slurm import SlurmCluster
 
@@ -106,6 +108,14 @@ class Governed(pytorch.PyTorchTrial):
         x, y = batch
         return {"validation_loss": torch.nn.functional.mse_loss(self.net(x), y)}
 '''
+
+
+def under(config: Resolved, policy: CompiledPolicy) -> Resolved:
+    """A config that names a policy, with its gates, as submission makes it."""
+    gates = governed_metrics.constraints(policy)
+    searcher = dataclasses.replace(config.searcher, constraints=gates)
+    governance = Governance("policy.yaml", digest=policy.digest)
+    return dataclasses.replace(config, searcher=searcher, governance=governance)
 
 
 def policy(text: str = POLICY) -> PolicyText:

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.checkpoint import content_digest
+from hpcdet.policy import governed_metrics
+from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
@@ -63,10 +65,14 @@ def experiment(
     else:
         shutil.copytree(code, paths.code)
     until = changes.pop("until", 20)
+    searcher: dict[str, Any] = {"metric": "validation_loss", "max_length": {"batches": until}}
+    if paths.compiled_policy.exists():
+        policy = CompiledPolicy.load(paths.compiled_policy)
+        searcher["constraints"] = governed_metrics.constraints(policy)
     resolved = {
         "name": "test",
         "entrypoint": "model_def:DigitsTrial",
-        "searcher": {"metric": "validation_loss", "max_length": {"batches": until}},
+        "searcher": searcher,
         "resources": {"slots_per_trial": ranks, "slots_per_node": ranks, "cpus_per_slot": 1},
         **changes,
     }

@@ -38,7 +38,7 @@ RESUME_CODES: Mapping[str, str] = {
     "G107": "ranks have loaded different governance states",
     "G108": "the policy is another one",
     "G109": "the model has other layers",
-    "G110": "the policy compiles to other weights",
+    "G110": "the policy compiles to other weights, or the config has lost it",
     "G111": "a provenance chain or its data are not what was admitted",
     "G112": "the agreement on a source has ended",
     "G113": "the data have a source that the policy does not know",

@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hpcdet.control.requests import fork
 from hpcdet.store.config import resolved_config
@@ -112,6 +113,15 @@ def test_the_policy_of_an_experiment_is_shown_and_compared(cli: Cli, policy: Pat
     plain = Builder(cli.root / "plain-7f3a")
     assert "the experiment has no policy" in cli("policy", "show", plain.paths.id, code=3).err
     assert "head-only" in cli("policy", "show", "nothing", code=3).err
+
+
+@pytest.mark.parametrize("verb", ["resume", "release", "policy show", "fork"])
+def test_a_config_that_has_lost_its_policy_is_refused(cli: Cli, policy: Path, verb: str) -> None:
+    id = prepared(cli, policy)
+    config = yaml.safe_load((cli.root / id / "experiment.yaml").read_text())
+    config["governance"], config["searcher"]["constraints"] = None, []
+    (cli.root / id / "experiment.yaml").write_bytes(resolved_config.dump(config))
+    assert "G110" in cli(*verb.split(), id, code=9).err
 
 
 def test_an_archive_has_the_policy_and_a_copy_elsewhere_too(

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from hpcdet import checkpoint
 from hpcdet.data.sample_order import Order, shuffled
-from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup
+from hpcdet.policy.compiled import CompiledPolicy, Coverage, DataSource, LayerGroup
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.fs import files
 from tests import TESTS, governed_model, ranks
@@ -45,6 +45,7 @@ def policy(matrix: Any = MATRIX, **changes: Any) -> CompiledPolicy:
         layers=LAYERS,
         sources=tuple(DataSource(name) for name in "abc"),
         matrix=tuple(tuple(row) for row in matrix),
+        coverage=Coverage(min=0.0),  # no source has a chain
     )
     return dataclasses.replace(made, **changes)
 

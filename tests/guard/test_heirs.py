@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from hpcdet.data.sample_order import Order, shuffled
 from hpcdet.policy.ledger import records
+from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Trial
 from hpcdet.store.trials import parents
@@ -90,6 +92,32 @@ def test_a_parent_whose_ledger_is_broken_gives_nothing(parent: TrialPaths) -> No
     verdict = attempt.verdict()
     assert verdict is not None and verdict.verdict == "norestart", attempt.log()
     assert "G104" in verdict.error
+
+
+def ungoverned(paths: ExperimentPaths) -> None:
+    """Take the policy out of the config, as its owner may."""
+    config = yaml.safe_load(paths.config.read_text())
+    config["governance"] = None
+    config["searcher"]["constraints"] = []
+    paths.config.write_bytes(resolved_config.dump(config))
+
+
+@pytest.mark.parametrize("whose", ["its own", "its parent's"])
+def test_governed_weights_are_not_gone_on_from_without_their_policy(
+    whose: str, parent: TrialPaths
+) -> None:
+    child, paths = heir(parent), ExperimentPaths(parent.root.parent.parent)
+    ungoverned(paths)
+    with (paths.code / "model_def.py").open("a") as code:
+        code.write("open('touched', 'w').close()\n")
+    for left, touched in ((True, False), (False, True)):
+        if not left:
+            paths.compiled_policy.unlink()  # and nothing else shows that there ever was one
+        attempt = ranks.run(parent if whose == "its own" else child, 1)
+        verdict = attempt.verdict()
+        assert verdict is not None and verdict.verdict == "norestart", attempt.log()
+        assert "G110" in verdict.error
+        assert bool(list(paths.root.rglob("touched"))) == touched
 
 
 def test_a_parent_without_a_ledger_leaves_a_history_unknown(parent: TrialPaths) -> None:

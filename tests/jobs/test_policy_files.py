@@ -14,6 +14,7 @@ import pytest
 
 from hpcdet import site as sites
 from hpcdet.config import api as config
+from hpcdet.config.load import enforced
 from hpcdet.config.policy.policy_file import read_policy
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.create import begin_from, create
@@ -54,7 +55,7 @@ def governed(file: Path) -> config.LoadedConfig:
     checked = config.load(file)
     named = checked.config.governance
     policy = None if named is None else read_policy(named.policy, file.parent)
-    return dataclasses.replace(checked, policy=policy)
+    return checked if policy is None else enforced.governed(checked, policy)
 
 
 def made(model: Path, **changes: Any) -> ExperimentPaths:

@@ -26,9 +26,10 @@ from hpcdet.schedulers.slurm import slurm_features
 from hpcdet.site import Site
 from hpcdet.site.governance import SiteGovernance
 from hpcdet.store.config.placement import Resources
-from hpcdet.store.config.resolved_config import Governance, Resolved, Slurm
+from hpcdet.store.config.resolved_config import Resolved, Slurm
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
+from tests import governed_nodes
 from tests.jobs.test_render import directives
 
 KEY = "3b" * 32
@@ -120,7 +121,7 @@ def test_the_sites_own_values_give_way_and_its_constraint_is_kept() -> None:
 def governed(paths: ExperimentPaths, under: CompiledPolicy) -> Resolved:
     """An experiment whose folder has the policy."""
     paths.compiled_policy.write_text(under.to_json())
-    return dataclasses.replace(experiment(), governance=Governance("p", digest=under.digest))
+    return governed_nodes.under(experiment(), under)
 
 
 def test_without_a_policy_scripts_are_as_before(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import yaml
 from hpcdet.control.requests import commands
 from hpcdet.read.views import views
 from hpcdet.site import Site
+from hpcdet.store.config import resolved_config
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, Verdict, WorkerEnd
@@ -130,6 +131,21 @@ def test_a_policy_that_is_gone_lets_nobody_in(lab: Lab) -> None:
     paths.compiled_policy.unlink()
     why = lab.until_paused(paths)
     assert "G110" in why
+    assert list(lab.touched.iterdir()) == []
+
+
+def test_a_config_that_was_edited_since_trains_nothing(lab: Lab) -> None:
+    lab.nodes.spoil("false", HERE)
+    paths = lab.submit()
+    lab.until_paused(paths)
+    lab.nodes.attest(HERE)
+    config = yaml.safe_load(paths.config.read_text())
+    config["governance"], config["searcher"]["constraints"] = None, []
+    paths.config.write_bytes(resolved_config.dump(config))
+    commands.ask(paths, "resume")
+    x.turn(paths)
+    assert "G110: the config names no policy" in lab.paused(paths)
+    assert paths.trial(1).attempts() == []
     assert list(lab.touched.iterdir()) == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import socket
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from hpcdet.jobs.script.launch import Allocation
 from hpcdet.schedulers.slurm import slurm_features
 from hpcdet.site import load_site
 from hpcdet.store.config import resolved_config
-from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.worker.allocation import governed_node
 from hpcdet.worker.allocation.governed_node import GovernedNode
@@ -41,7 +39,7 @@ class Place:
         """What speaks against the node, where ``scontrol`` answers so; None: not at all."""
         self.environ.setattr(governed_node, "ask", lambda *_: shown)
         plain = resolved_config.resolve(x.config())
-        config = dataclasses.replace(plain, governance=Governance("p", digest=self.policy.digest))
+        config = governed_nodes.under(plain, self.policy)
         there = Allocation("7_0", nodes, slurm=True)
         return GovernedNode(self.paths, config, self.site, there).refusal()
 
@@ -73,7 +71,7 @@ def test_it_hears_of_a_statement_that_ends_while_it_works(place: Place) -> None:
     place.nodes.attest("n1")
     place.environ.setattr(governed_node, "ask", lambda *_: None)
     plain = resolved_config.resolve(x.config())
-    config = dataclasses.replace(plain, governance=Governance("p", digest=place.policy.digest))
+    config = governed_nodes.under(plain, place.policy)
     node = GovernedNode(place.paths, config, place.site, Allocation("", ("n1",)))
     assert node.refusal() == ""
     place.nodes.spoil("copied", "n1")

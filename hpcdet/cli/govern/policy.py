@@ -320,6 +320,7 @@ def _either(name: str) -> tuple[Path, CompiledPolicy]:
         GovernanceBroken: an experiment's policy is not the one that was submitted.
     """
     from hpcdet.config.policy.policy_file import shipped_policies
+    from hpcdet.policy import named_policy
     from hpcdet.policy.changes import policy_history
     from hpcdet.read.lookup import find
     from hpcdet.store.config import resolved_config
@@ -331,8 +332,10 @@ def _either(name: str) -> tuple[Path, CompiledPolicy]:
     except NotFound as error:
         hint = f"a file, an experiment, or one of: {', '.join(shipped_policies())}"
         raise NotFound(error.what, where=error.where, hint=hint) from None
-    governance = resolved_config.load(paths.config).governance
+    config = resolved_config.load(paths.config)
+    governance = config.governance
     if governance is None:
+        named_policy.require(paths, config)
         hint = "its config has no section governance"
         raise NotFound("the experiment has no policy", where=paths.id, hint=hint)
     history = policy_history.load(paths, governance, own=False)

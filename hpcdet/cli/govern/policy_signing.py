@@ -131,13 +131,17 @@ def experiment(name: str) -> tuple[ExperimentPaths, Governance]:
     """
     from hpcdet.read.lookup import find
     from hpcdet.store.config import resolved_config
+        GovernanceBroken: G110: its config has lost it.
 
+    from hpcdet.policy import named_policy
     paths = find.experiment(name, settings().root)
-    governance = resolved_config.load(paths.config).governance
+    config = resolved_config.load(paths.config)
+    governance = config.governance
     if governance is None:
         hint = "its config has no section governance"
         raise NotFound("the experiment has no policy", where=paths.id, hint=hint)
     return paths, governance
+        named_policy.require(paths, config)
 
 
 def _approved(

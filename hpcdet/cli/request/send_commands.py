@@ -17,14 +17,17 @@ from hpcdet.cli.request.take_turn import CommandCrank, cranks
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.errors import HpcdetError, UsageError
+from hpcdet.policy import named_policy
 from hpcdet.read.experiment import changes, gather, states
 from hpcdet.read.lookup import find
 from hpcdet.read.views.views import StatusView
-from hpcdet.store.config import overrides
+from hpcdet.store.config import overrides, resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import journal
 
 _SEE_OFF_S = 10.0
+_GO_ON = ("release", "resume", "retry")
+"""Verbs after which something is trained: not without the policy that was submitted."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ def ask_each(
     def act(found: find.Reference) -> str:
         number = 0
         while not number:
+            if verb in _GO_ON:
+                named_policy.require(found.paths, resolved_config.load(found.paths.config))
             follows = commands.following(found.paths)
             wish = look(found, gather.gather(found.paths))
             says = f": {wish.says}" if wish.says else ""

@@ -10,7 +10,7 @@ import torch
 
 from hpcdet.checkpoint import Attest, LoadedState, Manifest
 from hpcdet.core.governance.governance_context import GovernanceContext
-from hpcdet.errors import Unrecoverable, UsageError
+from hpcdet.errors import UsageError
 from hpcdet.policy.codes import ALARMS, RESUME_CODES
 from hpcdet.process.console import say
 from hpcdet.store.trials.manifests import ManifestMeta
@@ -33,15 +33,10 @@ class AccountedGovernance(GovernanceContext):
         """The loop goes on from a checkpoint; it is verified once the weights are put back.
 
         Raises:
-            Unrecoverable: it was trained under a policy, and the experiment has none.
+            GovernanceBroken: G110: it was trained under a policy, and the experiment has none.
         """
         if self.state is None:
-            if loaded.shared.get("governance") is not None and not loaded.manifest.inherited:
-                raise Unrecoverable(
-                    "the checkpoint was trained under a policy, and the experiment has none",
-                    where=loaded.manifest.name,
-                    hint="put policy.json back into the experiment's folder",
-                )
+            self._session.refuse_lost_policy(loaded)
             return
         self._loaded, found = loaded, loaded.shared.get("governance")
         if isinstance(found, dict) and self.guard is not None:  # for reports before the first batch

@@ -15,7 +15,7 @@ from hpcdet.jobs.create import begin_from, provenance, snapshot
 from hpcdet.jobs.create import likely_secrets as secrets
 from hpcdet.jobs.script import environment
 from hpcdet.jobs.script.render import search_path
-from hpcdet.policy import experiment_policy
+from hpcdet.policy import experiment_policy, named_policy
 from hpcdet.policy.keys import key_files
 from hpcdet.policy.memorization import twin_keys
 from hpcdet.site import Site, folders, from_resolved, load_site
@@ -144,11 +144,13 @@ def again(
 
     Raises:
         ConfigError: as ``create``, or the config of ``source`` cannot be read.
+        GovernanceBroken: G110: ``source`` has lost its policy.
         Unavailable: as ``create``.
     """
     held, root = hold(source.root), source.root.parent
     source = held.paths  # what is checked is what is copied
     resolved, site = resolved_config.load(source.config), from_resolved(source.site)
+    named_policy.require(source, resolved)
     purged = folders.scratch(site, root)
     paths = ExperimentPaths(_new_folder(root, slug(name or resolved.name), purged))
     try:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from hpcdet.policy import named_policy
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.schedulers.common.base import NodeGroup
 from hpcdet.site.governance import NodeCapability, PbsNodes, SiteGovernance, SlurmNodes
@@ -81,13 +82,10 @@ def of_experiment(experiment: Resolved, paths: ExperimentPaths, site: Site) -> N
 
     Raises:
         PolicyRefused: as ``of_policy``.
-        GovernanceBroken: its policy is gone, damaged, or another one.
+        GovernanceBroken: its policy is gone, damaged, or another one; or its config has lost it.
     """
-    if experiment.governance is None:
-        return None
-    from hpcdet.policy import experiment_policy  # it needs numpy, which most do without
-
-    return of_policy(experiment_policy.load(paths, experiment.governance), site)
+    policy = named_policy.require(paths, experiment)
+    return None if policy is None else of_policy(policy, site)
 
 
 def _refuse_unsigned(policy: CompiledPolicy, site: Site) -> None:

@@ -238,12 +238,7 @@ class Saves:
         found = loaded.shared.get("governance")
         governance, inherited = self._context.core.governance, loaded.manifest.inherited
         if governance.state is None:
-            if found is not None and not inherited:
-                raise Unrecoverable(
-                    "the checkpoint was trained under a policy, and the experiment has none",
-                    where=loaded.manifest.name,
-                    hint="put policy.json back into the experiment's folder",
-                )
+            self._session.refuse_lost_policy(loaded)
             return
         governance.state.planned.plan(self.feed.order, governance.state.tests.rows)
         checks = known + governance.state.load(

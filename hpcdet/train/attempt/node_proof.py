@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hpcdet.policy import named_policy
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 
@@ -12,14 +13,15 @@ def require(experiment: ExperimentPaths, config: Resolved) -> None:
     Every rank does, as none waits for another one before it imports the user's code.
 
     Raises:
-        GovernanceBroken: G121: the node does not attest them; or the policy is gone or damaged.
+        GovernanceBroken: G121: the node does not attest them; or the policy is gone or damaged,
+            or the config has lost it.
         OSError: the policy cannot be read.
     """
-    if config.governance is None:
+    policy = named_policy.require(experiment, config)
+    if policy is None:
         return
-    from hpcdet.policy import experiment_policy, statements  # most experiments have no policy
+    from hpcdet.policy import statements  # most experiments have no policy
 
-    policy = experiment_policy.load(experiment, config.governance)
     demand = statements.demand_of(policy, experiment.site)
     if demand is not None:
         statements.verify(demand, statements.node_name())

@@ -16,11 +16,11 @@ from typing import Any, Unpack
 
 import torch
 
-from hpcdet.checkpoint import CheckpointFailed, Manifest
+from hpcdet.checkpoint import CheckpointFailed, LoadedState, Manifest
 from hpcdet.data import rng
 from hpcdet.data.sample_order import subseed
 from hpcdet.data.virtual_ranks import Virtual
-from hpcdet.policy.codes import PolicyRefused
+from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.process import signals
 from hpcdet.process.console import say_error
 from hpcdet.process.location import AttemptLocation
@@ -29,6 +29,7 @@ from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Trial, Verdict
 from hpcdet.store.fs import files
 from hpcdet.store.trials.manifests import ManifestMeta
+from hpcdet.store.trials.parents import Parent
 from hpcdet.train.attempt import fingerprint, stop_request
 from hpcdet.train.attempt.coordinator import Coordinator
 from hpcdet.train.attempt.verdicts import InvalidHP, clearer, peers_lost, verdict_on
@@ -114,6 +115,24 @@ class Session:
                 where="governance.policy",
                 hint="train a PyTorchTrial, or give a loop of your own its models and batches by "
                 "context.governance",
+            )
+
+    def refuse_lost_policy(self, loaded: LoadedState) -> None:
+        """Refuse a governed checkpoint of this experiment where its config names no policy.
+
+        Weights of another experiment may be gone on from: that one answers for its policy.
+
+        Raises:
+            GovernanceBroken: G110.
+        """
+        parent = Parent.parse(self.record.parent)
+        strange = parent is not None and parent.experiment and loaded.manifest.inherited
+        if self.config.governance is None and "governance" in loaded.shared and not strange:
+            raise GovernanceBroken(
+                "G110",
+                "the checkpoint was trained under a policy, and the experiment's config names none",
+                where=loaded.manifest.name,
+                hint="put experiment.yaml back from a backup: it is written once, at submission",
             )
 
     # -- beginning ---------------------------------------------------------------------------

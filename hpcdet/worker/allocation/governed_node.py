@@ -8,11 +8,11 @@ from hpcdet.errors import HpcdetError
 from hpcdet.jobs.script import requirements
 from hpcdet.jobs.script.launch import Allocation
 from hpcdet.jobs.script.requirements import NodeRequest
-from hpcdet.policy import statements
+from hpcdet.policy import named_policy, statements
 from hpcdet.policy.statements import NodeDemand
 from hpcdet.schedulers.slurm import slurm_features
 from hpcdet.site import Site
-from hpcdet.store.config.resolved_config import Governance, Resolved
+from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.worker.allocation.allocation import ask
 
@@ -39,15 +39,15 @@ class GovernedNode:
         self._free = False
 
     def refusal(self) -> str:
-        """Return what speaks against the node, for people; "" if nothing does, or no policy.
+        """Return what speaks against claiming a trial here, for people; "" if nothing does.
 
         Raises:
             OSError: the storage is unavailable: nothing is known.
         """
-        if self._experiment.governance is None or self._free:
+        if self._free:
             return ""
         try:
-            self._demand = self._demand or self._read(self._experiment.governance)
+            self._demand = self._demand or self._read()
             if self._demand is None:
                 return ""
             statements.verify(self._demand, self.name)
@@ -57,14 +57,12 @@ class GovernedNode:
             self._shown = self._against_the_scheduler()
         return self._shown
 
-    def _read(self, governance: Governance) -> NodeDemand | None:
+    def _read(self) -> NodeDemand | None:
         """Return what the policy demands; None, from now on, if it demands nothing of nodes."""
-        from hpcdet.policy import experiment_policy  # most experiments have no policy
-
-        policy = experiment_policy.load(self._opened, governance)
-        self._asked = requirements.of_policy(policy, self._site)
+        policy = named_policy.require(self._opened, self._experiment)
+        self._asked = None if policy is None else requirements.of_policy(policy, self._site)
         self._free = self._asked is None
-        return statements.demand_of(policy, self._opened.site)
+        return None if policy is None else statements.demand_of(policy, self._opened.site)
 
     def _against_the_scheduler(self) -> str:
         """Return how the scheduler's view of the node differs; "" also where it says nothing."""
