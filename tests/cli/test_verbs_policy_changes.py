@@ -31,7 +31,8 @@ def key(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def public(cli: Cli, key: Path) -> str:
     other = key.with_name(f"{key.name}.public.json")
     if not other.exists():
-        shipped = cli("policy", "sign", "head-only", "--key", key, "--to", other, "-o", "json")
+        options = ("--from", "open", "--key", key, "--to", other, "-o", "json")
+        shipped = cli("policy", "sign", "head-only", *options)
         other.with_suffix(".txt").write_text(shipped.items[0]["key"])
     return other.with_suffix(".txt").read_text()
 
@@ -48,7 +49,8 @@ def policy(cli: Cli, tmp_path: Path, key: Path) -> Path:
 
 def changed(policy: Path, name: str, weight: str) -> Path:
     file = policy.with_name(name)
-    file.write_text(policy.read_text().replace("weight: 0.5", f"weight: {weight}"))
+    text = policy.read_text().replace("version: 3", "version: 4")
+    file.write_text(text.replace("weight: 0.5", f"weight: {weight}"))
     return file
 
 
@@ -97,20 +99,28 @@ def test_a_policy_is_loosened_with_an_approval(cli: Cli, policy: Path, key: Path
     assert "G108" in err and "needs 1 approvals" in err and "hpcdet policy sign FILE" in err
     assert "does not trust" in cli("policy", "change", id, loose, *why, "--key", other, code=4).err
     wrong = policy.with_name("wrong.json")
-    cli("policy", "sign", loose, "--key", other, "--to", wrong)
+    assert "which policy" in cli("policy", "sign", loose, "--key", key, "--to", wrong, code=2).err
+    cli("policy", "sign", loose, "--from", policy, "--key", other, "--to", wrong)
     assert "has 0" in cli("policy", "change", id, loose, *why, "--approval", wrong, code=4).err
     elsewhere = policy.with_name("elsewhere.json")
-    cli("policy", "sign", loose, "--key", key, "--to", elsewhere, "--run-key", "ab" * 32)
+    of = ("--from", policy, "--run-key", "ab" * 32)
+    cli("policy", "sign", loose, "--key", key, "--to", elsewhere, *of)
     assert "has 0" in cli("policy", "change", id, loose, *why, "--approval", elsewhere, code=4).err
     good = policy.with_name("good.json")
     [item] = cli(
         "policy", "sign", loose, "--key", key, "--to", good, "--for", id, "-o", "json"
     ).items
     assert (item["kind"], item["key"]) == ("approval", public(cli, key))
-    assert "there already" in cli("policy", "sign", loose, "--key", key, "--to", good, code=2).err
+    again = ("policy", "sign", loose, "--for", id, "--key", key, "--to", good)
+    assert "there already" in cli(*again, code=2).err
     cli("policy", "change", id, loose, *why, "--approval", good)
     [shown] = cli("policy", "show", id, "-o", "json").items
     assert shown["matrix"][0] == [0, 1, 1]
+    cli("policy", "change", id, "--revoke", "hosp-a", "--reason", "withdrawn")
+    fifth = changed(policy, "five.yaml", "1")
+    fifth.write_text(fifth.read_text().replace("version: 4", "version: 5"))
+    for file, says in ((loose, "count up"), (fifth, "has 0")):  # the approval was of one change
+        assert says in cli("policy", "change", id, file, *why, "--approval", good, code=4).err
     assert cli.checked >= {"policy.sign", "policy.show"}
 
 

@@ -89,7 +89,7 @@ def test_a_change_counts_from_the_next_attempt_on_with_the_same_bits_on_any_rank
         if withdrawn:
             writer(root).revoke("b", "its owner asked")
         else:
-            change(root, policy(TIGHT, trust=TRUST))
+            change(root, policy(TIGHT, trust=TRUST, version=2))
         attempt = ranks.run(trial, later)
         assert ended(attempt) == "done", attempt.log()
         digest, after = state_of(trial)
@@ -128,7 +128,7 @@ def test_a_source_that_is_withdrawn_moves_nothing_any_more(tmp_path: Path) -> No
 
 def test_what_is_loosened_without_approval_stops_the_trial(tmp_path: Path) -> None:
     base = policy(trust=TRUST)
-    loose = policy(np.ones((3, 3)), trust=TRUST)
+    loose = policy(np.ones((3, 3)), trust=TRUST, version=2)
     trial = begun(tmp_path / "EXP", 1, base)
     interrupt(trial, tmp_path / "1", "train:5", signals(signal.SIGUSR2), 1)
     change(tmp_path / "EXP", loose, by=LEE)

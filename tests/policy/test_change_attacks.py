@@ -20,7 +20,7 @@ from hpcdet.policy.changes.change_writer import approve
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.store.fs import files
 from tests import disks
-from tests.policy.test_policy_changes import LEE, LOOSE, TIGHT, Folder, made, text
+from tests.policy.test_policy_changes import BASE, LEE, LOOSE, TIGHT, Folder, made, text
 from tests.security.test_private_folders import NOBODY
 
 
@@ -84,7 +84,7 @@ def test_a_full_disk_at_the_first_change_leaves_the_policy_as_it_is(small_disk: 
 def test_more_approvals_than_a_record_holds_are_refused_before_it_is_written(
     folder: Folder,
 ) -> None:
-    many = [approve(LOOSE, Ed25519PrivateKey.generate()) for _ in range(16)]
+    many = [approve(LOOSE, Ed25519PrivateKey.generate(), BASE.digest) for _ in range(16)]
     with pytest.raises(PolicyRefused, match="17 approvals"):
         folder.writer().change(text(LOOSE), "why", many, by=LEE)
     assert not folder.paths.policy_changes.exists()

@@ -37,6 +37,7 @@ from hpcdet.policy.compiled import (
 from hpcdet.policy.keys import key_files
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files
 
 LEE, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 TODAY = datetime.date(2027, 6, 1)
@@ -130,7 +131,12 @@ def test_loosening_needs_a_key_that_the_policy_trusts(folder: Folder, wanted: An
     said = refused(lambda: folder.writer().change(text(wanted), "why"))
     assert said.startswith("G108: the change (") and "needs 1 approvals, and has 0" in said
     assert "pi-lee" in said
-    for wrong in (approve(wanted, OTHER), approve(TIGHT, LEE), approve(wanted, LEE, run)):
+    for wrong in (
+        approve(wanted, OTHER, BASE.digest),
+        approve(TIGHT, LEE, BASE.digest),
+        approve(wanted, LEE, TIGHT.digest),
+        approve(wanted, LEE, BASE.digest, run),
+    ):
         assert "has 0" in refused(lambda w=wrong: folder.writer().change(text(wanted), "why", [w]))
     assert "does not trust the key" in refused(
         lambda: folder.writer().change(text(wanted), "why", by=OTHER)
@@ -141,8 +147,23 @@ def test_loosening_needs_a_key_that_the_policy_trusts(folder: Folder, wanted: An
 
 
 def test_an_approval_made_elsewhere_counts(folder: Folder) -> None:
-    folder.writer().change(text(LOOSE), "why", [approve(LOOSE, LEE)])
+    folder.writer().change(text(LOOSE), "why", [approve(LOOSE, LEE, BASE.digest)])
     assert folder.load().newest == LOOSE
+
+
+def test_an_approval_is_of_one_change_and_counts_once(folder: Folder) -> None:
+    approval = approve(LOOSE, LEE, BASE.digest)
+    folder.writer().change(text(LOOSE), "why", [approval])
+    folder.writer().revoke("b", "withdrawn")
+    said = refused(lambda: folder.writer().change(text(LOOSE), "again", [approval]))
+    assert "its version is 2, and that of the policy in effect 2" in said and "version: 3" in said
+    third = dataclasses.replace(LOOSE, version=3)
+    elsewhere = approve(third, LEE, LOOSE.digest)  # of the policy before the source was withdrawn
+    assert "has 0" in refused(lambda: folder.writer().change(text(third), "why", [elsewhere]))
+    assert folder.load().newest == LOOSE.denying({"b"})
+    folder.writer().change(text(third), "back", by=LEE)
+    for old in (BASE, LOOSE, TIGHT):  # nothing that was in effect ever is again
+        assert "count up" in refused(lambda one=old: folder.writer().change(text(one), "why"))
 
 
 def test_several_approvals_are_of_several_keys(tmp_path: Path) -> None:
@@ -152,17 +173,17 @@ def test_several_approvals_are_of_several_keys(tmp_path: Path) -> None:
     tight = dataclasses.replace(TIGHT, trust=trust, changes=Changes(1, 2))
     loose = dataclasses.replace(LOOSE, trust=trust, changes=Changes(1, 2))
     assert "needs 1 approvals" in refused(lambda: folder.writer().change(text(tight), "why"))
-    twice = [approve(loose, LEE), approve(loose, LEE)]
+    twice = [approve(loose, LEE, base.digest), approve(loose, LEE, base.digest)]
     said = refused(lambda: folder.writer().change(text(loose), "why", twice))
     assert "needs 2 approvals, and has 1" in said
-    folder.writer().change(text(loose), "why", [approve(loose, OTHER)], by=LEE)
+    folder.writer().change(text(loose), "why", [approve(loose, OTHER, base.digest)], by=LEE)
     assert folder.load().newest == loose
 
 
 def test_keys_of_the_new_policy_approve_nothing(folder: Folder) -> None:
     mine = TrustedKey("me", "policy", key_files.public(OTHER))
     loose = dataclasses.replace(LOOSE, trust=(*BASE.trust, mine))
-    approval = approve(loose, OTHER)
+    approval = approve(loose, OTHER, BASE.digest)
     assert "has 0" in refused(lambda: folder.writer().change(text(loose), "why", [approval]))
 
 
@@ -354,7 +375,9 @@ def test_the_owner_cannot_forge_what_only_others_may_allow(folder: Folder) -> No
     folder.writer().change(text(TIGHT), "first")
     key = own_key(folder)
     kept = folder.record(1).read_bytes()
+    older = dataclasses.replace(TIGHT, version=1)
     forgeries: list[dict[str, Any]] = [
+        {"policy": older.to_json(), "after": older.digest},
         {"policy": LOOSE.to_json(), "after": LOOSE.digest, "kind": "tighten"},
         {"after": BASE.digest},
         {"before": LOOSE.digest},
@@ -464,8 +487,6 @@ def test_where_no_source_is_left_training_stops(folder: Folder) -> None:
 
 def test_a_full_disk_leaves_no_record(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     import errno
-
-    from hpcdet.store.fs import files
 
     def full(fd: int, data: bytes) -> None:
         os.write(fd, data[:9])

@@ -83,6 +83,7 @@ def keygen(out: Output, to: Path) -> None:
 @click.option("--key", type=THERE, metavar="FILE", help="The private key that signs.")
 @click.option("--to", type=FILE, metavar="FILE", help="Where it goes; never overwritten.")
 @click.option("--for", "of", metavar="EXP", help="Of an approval: for this experiment only.")
+@click.option("--from", "before", metavar="FILE", help="Of one for others: the policy in effect.")
 @click.option("--run-key", metavar="HEX", help="The public run key, of others' experiments.")
 @click.option("--days", type=click.IntRange(1, 3660), default=90, help="Of a certificate [90].")
 @click.option("--add", type=THERE, metavar="FILE", help="Take a certificate that others signed.")
@@ -93,18 +94,20 @@ def sign(
     key: Path | None,
     to: Path | None,
     of: str | None,
+    before: str | None,
     run_key: str | None,
     days: int,
     add: Path | None,
 ) -> None:
     """Sign a policy (an approval), or certify the run key of an experiment.
 
-    A policy may be loosened only with approvals of keys that it trusts with role policy. Where it
-    trusts keys with role run or site, one of them has to certify the run key before an experiment
-    trains. Without --key the public run key is shown, for who certifies it elsewhere.
+    A policy may be loosened only with approvals of keys that it trusts with role policy. Each is
+    of one change, from the policy in effect, and counts once. Where a policy trusts keys with role
+    run or site, one of them has to certify the run key before an experiment trains. Without --key
+    the public run key is shown, for who certifies it elsewhere.
 
     \b
-    Examples: hpcdet policy sign looser.yaml --key pi.key --to ok.json
+    Examples: hpcdet policy sign new.yaml --for ab12 --key pi.key --to ok.json
               hpcdet policy sign digits-7f3a --key site.key
               hpcdet policy sign digits-7f3a --run-key 3b6a… --key k --to c.json
               hpcdet policy sign digits-7f3a --add c.json
@@ -115,7 +118,7 @@ def sign(
         hint = "hpcdet policy sign EXP shows it to the experiment's owner"
         raise UsageError("it is no public key of 64 hex digits", where="--run-key", hint=hint)
     if what in shipped_policies() or Path(what).is_file():
-        item = _approved(what, key, to, of, run_key)
+        item = _approved(what, key, to, of, before, run_key)
     elif add is not None:
         item = _added(what, add)
     else:
@@ -128,37 +131,50 @@ def experiment(name: str) -> tuple[ExperimentPaths, Governance]:
 
     Raises:
         NotFound: there is none, or it has no policy.
+        GovernanceBroken: G110: its config has lost it.
     """
+    from hpcdet.policy import named_policy
     from hpcdet.read.lookup import find
     from hpcdet.store.config import resolved_config
-        GovernanceBroken: G110: its config has lost it.
 
-    from hpcdet.policy import named_policy
     paths = find.experiment(name, settings().root)
     config = resolved_config.load(paths.config)
     governance = config.governance
     if governance is None:
+        named_policy.require(paths, config)
         hint = "its config has no section governance"
         raise NotFound("the experiment has no policy", where=paths.id, hint=hint)
     return paths, governance
-        named_policy.require(paths, config)
 
 
 def _approved(
-    what: str, key: Path | None, to: Path | None, of: str | None, run_key: str | None
+    what: str,
+    key: Path | None,
+    to: Path | None,
+    of: str | None,
+    before: str | None,
+    run_key: str | None,
 ) -> SignedView:
     from hpcdet.config.policy.policy_file import read_policy
-    from hpcdet.policy.changes import change_writer
+    from hpcdet.policy.changes import change_writer, policy_history
     from hpcdet.policy.keys import key_files, run_keys
 
     if key is None or to is None:
         missing = "--key" if key is None else "--to"
         raise UsageError("a policy is signed with a key, into a file", where=missing)
+    if (of is None) == (before is None):
+        hint = "--for EXP takes it from the experiment, --from FILE is for one that is not here"
+        raise UsageError("say which policy it is to replace", where="policy sign", hint=hint)
     policy = read_policy(what).compiled
-    if of is not None and run_key is None:
-        run_key = key_files.public(run_keys.signer(*experiment(of)))
+    if of is not None:
+        found = experiment(of)
+        run_key = run_key or found[1].signer or key_files.public(run_keys.signer(*found))
+        changed = policy_history.load(*found, own=False).newest
+    else:
+        assert before is not None
+        changed = read_policy(before).compiled
     by = key_files.read(key)
-    envelope = change_writer.approve(policy, by, run_key or "")
+    envelope = change_writer.approve(policy, by, changed.digest, run_key or "")
     _write(to, envelope)
     return SignedView("approval", policy.name, policy.digest, key_files.public(by), str(to))
 

@@ -86,15 +86,19 @@ class PolicyChange:
 
 @dataclass(frozen=True)
 class PolicyApproval:
-    """An approval of a policy.
+    """An approval of a policy in the place of another one.
+
+    It counts once: versions grow with each change and withdrawals are not taken back, so that no
+    policy is ever in effect again.
 
     Attributes:
-        policy: digest of the compiled policy.
+        policy: digest of the compiled policy; ``before``: of the one in effect that it replaces.
         run: public run key of the one experiment that it is for; "": for any.
         time: ISO 8601 with its zone.
     """
 
     policy: str
+    before: str
     name: str
     version: int
     run: str = ""
@@ -187,12 +191,15 @@ def change_of(envelope: Mapping[str, Any], run: str) -> PolicyChange:
 
 
 def approvers(
-    approvals: Sequence[Mapping[str, Any]], policy: str, run: str, keys: Collection[str]
+    approvals: Sequence[Mapping[str, Any]],
+    change: tuple[str, str],
+    run: str,
+    keys: Collection[str],
 ) -> set[str]:
-    """Return who of ``keys`` has approved a policy for an experiment; others count for nothing.
+    """Return who of ``keys`` has approved a change for an experiment; others count for nothing.
 
     Args:
-        policy: digest of the compiled policy.
+        change: digests of the policies before and after it.
         run: public run key of the experiment.
         keys: public keys, hex, that may approve.
     """
@@ -204,7 +211,8 @@ def approvers(
                 said: PolicyApproval = _build(PolicyApproval, payload)
             except GovernanceBroken:
                 continue
-            if said.to_bytes() == payload and said.policy == policy and said.run in ("", run):
+            fits = (said.before, said.policy) == change and said.run in ("", run)
+            if said.to_bytes() == payload and fits:
                 found.add(key)
     return found
 

@@ -72,7 +72,7 @@ class ChangeWriter:
         given = list(approvals)
         if by is not None:
             self._refuse_stranger(key_files.public(by), before)
-            given.append(approve(after, by, run))
+            given.append(approve(after, by, before.digest, run))
         try:
             kind = policy_history.require_allowed(before, after, tuple(given), run)
         except GovernanceBroken as error:
@@ -178,11 +178,14 @@ class ChangeWriter:
         return WrittenChange(path, change, self.history.newest, after)
 
 
-def approve(policy: CompiledPolicy, by: Ed25519PrivateKey, run: str = "") -> dict[str, Any]:
+def approve(
+    policy: CompiledPolicy, by: Ed25519PrivateKey, before: str, run: str = ""
+) -> dict[str, Any]:
     """Return the envelope of an approval of a policy.
 
     Args:
+        before: digest of the policy in effect, which it replaces.
         run: public run key of the one experiment that it is for; "": any.
     """
-    said = PolicyApproval(policy.digest, policy.name, policy.version, run, files.now())
+    said = PolicyApproval(policy.digest, before, policy.name, policy.version, run, files.now())
     return change_records.sign(said, by)

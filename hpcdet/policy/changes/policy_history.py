@@ -147,8 +147,8 @@ def require_allowed(
         run: public run key of the experiment.
 
     Raises:
-        GovernanceBroken: G108: it changes what cannot change, or lacks approvals of keys that
-            ``before`` trusts.
+        GovernanceBroken: G108: it changes what cannot change, its version does not grow, or it
+            lacks approvals of keys that ``before`` trusts.
     """
     if fixed := fixed_difference(before, after):
         raise GovernanceBroken(
@@ -160,13 +160,21 @@ def require_allowed(
     rules = before.changes
     needed = rules.tighten_approvals if kind in ("tighten", "same") else rules.loosen_approvals
     trusted = {one.key for one in before.trust if one.role == "policy"}
-    given = change_records.approvers(approvals, after.digest, run, trusted)
+    change = before.digest, after.digest
+    given = change_records.approvers(approvals, change, run, trusted)
     if len(given) < needed:
         names = ", ".join(one.id for one in before.trust if one.role == "policy")
         raise GovernanceBroken(
             "G108",
             f"the change ({kind}) needs {needed} approvals, and has {len(given)}",
-            hint=f"who has the private key of {names} runs: hpcdet policy sign FILE --key KEY"
+    if after.version <= before.version:
+        raise GovernanceBroken(
+            "G108",
+            f"its version is {after.version}, and that of the policy in effect {before.version}",
+            hint=f"versions count up with each change: write version: {before.version + 1}",
+        )
+            hint="an approval is of one change, from the policy in effect, and counts once: who "
+            f"has the private key of {names} runs hpcdet policy sign FILE --for EXP --key KEY"
             if names
             else "the policy's `trust` has no key of role policy: it can only be tightened",
         )
