@@ -19,6 +19,7 @@ from hpcdet.policy.compiled import CompiledPolicy, PolicyText, TrustedKey, UseAg
 from hpcdet.policy.keys import key_files
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Trial
 from tests import ranks
 from tests.experiments import same_bits
 from tests.guard.test_governed import DROPS, EXACT, MATRIX, UNTIL, make, policy, state_of
@@ -147,6 +148,22 @@ def test_what_is_loosened_without_approval_stops_the_trial(tmp_path: Path) -> No
     ranks.control(trial, "go_on", UNTIL + 2)
     attempt = ranks.run(trial, 1)
     assert ended(attempt) != "done" and "G108" in attempt.log()
+
+
+def test_a_change_that_another_trial_has_trained_with_cannot_be_taken_away(tmp_path: Path) -> None:
+    root = tmp_path / "EXP"
+    trial = begun(root, 1, policy(trust=TRUST), until=2)
+    change(root, policy(TIGHT, trust=TRUST, version=2))
+    assert ended(ranks.run(trial, 1)) == "done"
+    (root / "policies" / "0001.json").unlink()
+    other = ExperimentPaths(root).trial(2)
+    record = Trial.read(trial.record)
+    assert record is not None
+    dataclasses.replace(record, number=2).write_once(other.record)
+    attempt = ranks.run(other, 1)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "norestart", attempt.log()
+    assert "G108: change 0001 of the policy is gone: attempt 1 of trial 1" in verdict.error
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -177,7 +177,7 @@ def begun(
 ) -> tuple[TrialLedger, Trial]:
     trial = Trial(wanted)
     made = TrialLedger(trial.guard, place or AttemptLocation.of(folder, 1, 1), (), key)
-    made.begin(0, 0, accepts=None, parent=None)
+    made.begin(0, 0, accepts=None, parent=None, changes=(0, ""))
     return made, trial
 
 

@@ -35,6 +35,8 @@ from hpcdet.policy.compiled import (
     UseAgreement,
 )
 from hpcdet.policy.keys import key_files
+from hpcdet.policy.ledger.records import LedgerOwner
+from hpcdet.policy.ledger.writer import LedgerWriter
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
@@ -390,6 +392,29 @@ def test_the_owner_cannot_forge_what_only_others_may_allow(folder: Folder) -> No
         assert folder.broken()[0] == "G108", changes
         folder.record(1).write_bytes(kept)
     folder.load()
+
+
+def test_changes_that_a_trial_has_trained_with_cannot_be_taken_away(folder: Folder) -> None:
+    twice(folder)
+    seen = len(folder.load().changes), folder.load().last
+    ledger = folder.paths.trial(2).attempt(3).ledger
+    LedgerWriter(ledger, LedgerOwner("onc-7f3a", 2, 3), changes=seen).abandon()
+    LedgerWriter(folder.paths.trial(1).attempt(1).ledger, LedgerOwner("onc-7f3a", 1, 1)).abandon()
+    later = folder.paths.trial(2).attempt(4).ledger
+    files.make_folder(later.parent)
+    later.write_bytes(b"torn")  # it was killed before it could say so
+    folder.load()
+    kept = folder.record(2).read_bytes()
+    forged(folder.record(2), own_key(folder), reason="another")
+    assert folder.broken()[0] == "G108" and "is another one" in folder.broken()[1]
+    folder.record(2).unlink()
+    code, words = folder.broken()
+    assert code == "G108" and "change 0002 of the policy is gone: attempt 3 of trial 2" in words
+    with pytest.raises(GovernanceBroken, match="G108"):
+        folder.writer()
+    folder.record(2).write_bytes(kept)
+    folder.writer().override("G117", "goes on")
+    assert len(folder.load().changes) == 3
 
 
 def test_records_of_another_experiment_count_nothing(folder: Folder, tmp_path: Path) -> None:

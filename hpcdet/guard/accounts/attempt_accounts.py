@@ -39,12 +39,22 @@ _MOST_RUNS = 4096
 class AttemptAccounts:
     """The ledger of an attempt, as its training loop sees it; all ranks call together.
 
+    Args:
+        acts: what has changed under the policy up to now, as ``PolicyInEffect.acts``.
+
     Attributes:
         ledger: on rank 0; None elsewhere.
     """
 
-    def __init__(self, guard: Guard, session: Session, named: Governance) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        session: Session,
+        named: Governance,
+        acts: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self._guard, self._session, self._named = guard, session, named
+        self._changes = len(acts), str(acts[-1]["digest"]) if acts else ""
         self.ledger: TrialLedger | None = None
         self._earlier: list[AttemptLedger] = []
         if session.ranks.chief:
@@ -164,6 +174,7 @@ class AttemptAccounts:
             units.records,
             accepts=None if head is None or heir else settled(before, head),
             parent=parent,
+            changes=self._changes,
             checkpoint="" if origin is None else origin.name,
             inherited=None if inherited is None else inherited.encode(),
             checks=[asdict(one) for one in checks],

@@ -73,6 +73,7 @@ class TrialLedger:
         *,
         accepts: LedgerHead | None,
         parent: Mapping[str, Any] | None,
+        changes: tuple[int, str],
         **resumed: Any,
     ) -> None:
         """Open it: from here on the guard counts for this attempt.
@@ -80,6 +81,7 @@ class TrialLedger:
         Args:
             batches, records: trained before it.
             accepts: up to where it goes on from earlier attempts; ``parent``: of an heir.
+            changes: of the policy, as ``LedgerWriter`` takes them.
             resumed: what its ``resume`` record says.
 
         Raises:
@@ -94,6 +96,7 @@ class TrialLedger:
             earlier=self._earlier,
             accepts=accepts,
             parent=parent,
+            changes=changes,
             key=None if self._key is None else self._key.private,
             certificate=None if self._key is None else self._key.certificate,
             segment=policy.ledger.segment_records,

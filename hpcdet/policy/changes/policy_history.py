@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpcdet.errors import ConfigError
 from hpcdet.policy import experiment_policy
-from hpcdet.policy.changes import change_records
+from hpcdet.policy.changes import change_records, known_changes
 from hpcdet.policy.changes.change_records import ChangeFile, PolicyChange
 from hpcdet.policy.changes.strictness import fixed_difference, kind_between
 from hpcdet.policy.changes.weight_changes import Kind
@@ -36,12 +36,17 @@ class PolicyHistory:
     Attributes:
         policies: the submitted one, then that after each record of ``changes``.
         changes: the records, in order.
-        last: SHA-256 of the newest record's file, hex; "" if there is none.
+        digests: SHA-256 of their files, hex.
     """
 
     policies: tuple[CompiledPolicy, ...]
     changes: tuple[PolicyChange, ...] = ()
-    last: str = ""
+    digests: tuple[str, ...] = ()
+
+    @property
+    def last(self) -> str:
+        """Digest of the newest record's file; "" if there is none."""
+        return self.digests[-1] if self.digests else ""
 
     @property
     def newest(self) -> CompiledPolicy:
@@ -59,10 +64,12 @@ def load(paths: ExperimentPaths, governance: Governance, *, own: bool = True) ->
 
     Raises:
         GovernanceBroken: a policy or a record is gone, damaged, out of place (G108, G110), not
-            signed as it has to be (G102), not approved (G108), or of an unknown version (G101).
+            signed as it has to be (G102), not approved (G108), or of an unknown version (G101); or
+            a trial has trained with changes that are not there (G108).
         PolicyRefused: P10: the run key cannot be read.
     """
     found = PolicyHistory((experiment_policy.load(paths, governance),))
+    known = known_changes.by_ledgers(paths)  # first: records may be added meanwhile
     numbered = _records(paths)
     run = governance.signer
     if numbered and own:
@@ -75,6 +82,7 @@ def load(paths: ExperimentPaths, governance: Governance, *, own: bool = True) ->
         except GovernanceBroken as error:
             what = error.what.partition(": ")[2]
             raise GovernanceBroken(error.check, what, where=str(path), hint=error.hint) from None
+    known_changes.refuse_lost(known, found.digests, paths.policy_changes)
     return found
 
 
@@ -131,7 +139,9 @@ def _after(found: PolicyHistory, change: PolicyChange, file: ChangeFile) -> Poli
         require_allowed(before, after, file.approvals, change.run)
     if after.digest != change.after:
         raise GovernanceBroken("G108", "the policy after it is not the one that it says")
-    return PolicyHistory((*found.policies, after), (*found.changes, change), file.digest)
+    return PolicyHistory(
+        (*found.policies, after), (*found.changes, change), (*found.digests, file.digest)
+    )
 
 
 def require_allowed(
@@ -156,6 +166,12 @@ def require_allowed(
             f"{fixed} cannot change while an experiment lives",
             hint="hpcdet fork begins another experiment under the other policy",
         )
+    if after.version <= before.version:
+        raise GovernanceBroken(
+            "G108",
+            f"its version is {after.version}, and that of the policy in effect {before.version}",
+            hint=f"versions count up with each change: write version: {before.version + 1}",
+        )
     kind = kind_between(before, after)
     rules = before.changes
     needed = rules.tighten_approvals if kind in ("tighten", "same") else rules.loosen_approvals
@@ -167,12 +183,6 @@ def require_allowed(
         raise GovernanceBroken(
             "G108",
             f"the change ({kind}) needs {needed} approvals, and has {len(given)}",
-    if after.version <= before.version:
-        raise GovernanceBroken(
-            "G108",
-            f"its version is {after.version}, and that of the policy in effect {before.version}",
-            hint=f"versions count up with each change: write version: {before.version + 1}",
-        )
             hint="an approval is of one change, from the policy in effect, and counts once: who "
             f"has the private key of {names} runs hpcdet policy sign FILE --for EXP --key KEY"
             if names

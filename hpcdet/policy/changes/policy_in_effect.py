@@ -153,8 +153,9 @@ def in_effect(
             "until": one.until,
             "before": one.before,
             "after": one.after,
+            "digest": digest,
         }
-        for one in history.changes
+        for one, digest in zip(history.changes, history.digests, strict=True)
     )
     return PolicyInEffect(policy, history.policies, dropped, acts)
 

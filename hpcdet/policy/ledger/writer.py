@@ -32,6 +32,7 @@ class LedgerWriter:
         accepts: up to where the attempt goes on from them; None: it begins anew.
         parent: of an heir, what it begins from: ``{"experiment", "trial", "attempt", "seq",
             "hash"}``; None: of none.
+        changes: of the policy, up to now: their number, and SHA-256 of the newest one's file.
         key: what seals it; None: nothing does.
         certificate: envelope of a ``seals.Certificate`` of the key.
         segment: records between two seals.
@@ -44,7 +45,7 @@ class LedgerWriter:
         OSError: the file cannot be made.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what its first record says
         self,
         path: Path,
         of: LedgerOwner,
@@ -53,6 +54,7 @@ class LedgerWriter:
         earlier: Sequence[AttemptLedger] = (),
         accepts: LedgerHead | None = None,
         parent: Mapping[str, Any] | None = None,
+        changes: tuple[int, str] = (0, ""),
         key: Ed25519PrivateKey | None = None,
         certificate: Mapping[str, Any] | None = None,
         segment: int = 1000,
@@ -80,6 +82,7 @@ class LedgerWriter:
             parent=None if parent is None else dict(parent),
             key="" if key is None else key.public_key().public_bytes_raw().hex(),
             certificate=None if certificate is None else dict(certificate),
+            changes={"count": changes[0], "last": changes[1]},
             seen=[[one.attempt, len(one.records)] for one in earlier],
         )
         if lost:
