@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdet.policy import governed_metrics
-from hpcdet.policy.codes import GovernanceBroken
+from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
@@ -28,6 +28,8 @@ def require(paths: ExperimentPaths, config: Resolved) -> CompiledPolicy | None:
     Raises:
         GovernanceBroken: G110: the config names none, and the folder has one, or had; it is gone,
             or another one; or the search lacks gates of the policy. G101: of an unknown version.
+        PolicyRefused: P10: its twin key was revealed: whoever has it knows what is withheld or
+            planted, and no number would mean anything.
         OSError: the folder cannot be looked at.
     """
     if config.governance is None:
@@ -42,6 +44,13 @@ def require(paths: ExperimentPaths, config: Resolved) -> CompiledPolicy | None:
         what = f"the search lacks the policy's constraints on {', '.join(missing)}"
         where = f"{paths.config}: searcher.constraints"
         raise GovernanceBroken("G110", what, where=where, hint=_HINT)
+    if _is_there(paths.revealed):
+        raise PolicyRefused(
+            "P10",
+            "its twin key was revealed, and nothing is trained under it any more",
+            where=str(paths.revealed),
+            hint="submit anew: a key that is not given is drawn",
+        )
     return policy
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from hpcdet.policy import named_policy
-from hpcdet.policy.codes import GovernanceBroken
+from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import Coverage
 from hpcdet.store.config.resolved_config import Resolved, resolve
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Revealed
 from hpcdet.store.fs import files
 from tests.governed_nodes import under
 from tests.policy.test_policy_changes import BASE
@@ -61,6 +62,12 @@ def test_a_config_that_has_lost_its_policy_is_told_by_what_is_left(
 
 def test_the_policy_that_is_named_is_returned(paths: ExperimentPaths) -> None:
     assert named_policy.require(paths, under(PLAIN, POLICY)) == POLICY
+
+
+def test_after_its_twins_were_revealed_nothing_trains(paths: ExperimentPaths) -> None:
+    Revealed("onc-7f3a").write_once(paths.revealed)
+    with pytest.raises(PolicyRefused, match="P10: its twin key was revealed"):
+        named_policy.require(paths, under(PLAIN, POLICY))
 
 
 VIOLATIONS = {"metric": "gov.violations", "upper": 0.0, "mode": "hard", "origin": "policy"}

@@ -11,15 +11,15 @@ import pytest
 from hpcdet.policy.memorization import twin_keys
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Closed
+from hpcdet.store.folder.records import Closed, Revealed
 from hpcdet.store.fs import files
 from tests.commands import Cli
 
 KEY = "0123456789abcdef"
 
 
-def experiment(root: Path, **governance: Any) -> ExperimentPaths:
-    paths = ExperimentPaths(root / "twins-1111")
+def experiment(root: Path, name: str = "twins-1111", **governance: Any) -> ExperimentPaths:
+    paths = ExperimentPaths(root / name)
     files.make_folder(paths.root)
     named = {"policy": "p", "digest": "sha256:00", "twin_key": {"stored": "governance.twin_key"}}
     config = {"entrypoint": "m:M", "governance": {**named, **governance}}
@@ -37,6 +37,23 @@ def test_the_key_is_shown_when_the_experiment_has_ended(cli: Cli) -> None:
     assert cli.checked == {"policy.reveal"}
     assert item["key"] == KEY and twin_keys.reveals(item["key"].encode(), item["commitment"])
     assert KEY in cli("policy", "reveal", "twins-1111").out
+    record = Revealed.read(paths.revealed)
+    assert record is not None and record.of == "twins-1111" and record.at
+
+
+def test_forks_that_still_train_keep_it_secret_and_end_with_it(cli: Cli) -> None:
+    committed = twin_keys.commitment(KEY.encode())
+    paths = experiment(cli.root, commitment=committed)
+    fork = experiment(cli.root, "twins-2222", commitment=committed)
+    stranger = experiment(cli.root, "other-3333", commitment="sha256:11")
+    Closed("COMPLETED").write_once(paths.closed)
+    early = cli("policy", "reveal", "twins-1111", code=8)
+    assert "twins-2222 has the same key" in early.err and KEY not in early.err + early.out
+    assert not paths.revealed.exists() and not fork.revealed.exists()
+    Closed("CANCELED").write_once(fork.closed)
+    assert KEY in cli("policy", "reveal", "twins-1111").out
+    assert Revealed.read(fork.revealed) == Revealed.read(paths.revealed) is not None
+    assert not stranger.revealed.exists()
 
 
 @pytest.mark.parametrize(

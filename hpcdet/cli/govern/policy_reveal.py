@@ -23,8 +23,8 @@ def reveal(out: Output, id: str) -> None:
     """Show the key of twins and canaries of an experiment that has ended.
 
     It was committed to at submission, so that anybody can toss the coins and draw the codes again,
-    and see that they were chosen before any loss was known. Forks have the same key: who knows it
-    knows what they withhold and plant.
+    and see that they were chosen before any loss was known. Forks have the same key, and have to
+    have ended, too. It is recorded: from then on nothing is trained under that key any more.
 
     \b
     Example: hpcdet policy reveal digits-7f3a -o json

@@ -139,6 +139,11 @@ class ExperimentPaths:
         return self.root / "policy.json"
 
     @property
+    def revealed(self) -> Path:
+        """Written once the twin key was shown (``records.Revealed``)."""
+        return self.root / "revealed.json"
+
+    @property
     def secrets(self) -> Path:
         """Literal ``data.secrets``, mode 0600, in no other file."""
         return self.root / "secrets.json"

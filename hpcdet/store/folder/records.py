@@ -361,6 +361,18 @@ class Closed(JsonRecord):
 
 
 @dataclass(frozen=True)
+class Revealed(JsonRecord):
+    """``revealed.json``: the twin key was shown; nothing is trained under it any more.
+
+    ``of``: the experiment that it was asked of; those with the same key have the same record.
+    """
+
+    of: str
+    by: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True)
 class Reopened(JsonRecord):
     """``reopened-1.json``: a user has reopened a closed experiment to retry failed trials.
 
