@@ -18,11 +18,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hpcdet import checkpoint
 from hpcdet.checkpoint import CheckpointFailed
 from hpcdet.checkpoint.format import manifest as manifests
-from hpcdet.guard.accounts.checkpoint_records import digest_of, state_root
+from hpcdet.guard.accounts.checkpoint_records import state_root
 from hpcdet.guard.accounts.trial_ledger import TrialLedger
 from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.policy.keys.run_keys import RunKey
 from hpcdet.policy.ledger import records, seals
+from hpcdet.policy.ledger.attested import digest_of
 from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead, LedgerOwner
 from hpcdet.policy.ledger.verify import LedgerExposure, VerifiedLedger, verify
 from hpcdet.process.location import AttemptLocation

@@ -13,7 +13,7 @@ from hpcdet.checkpoint import LoadedState, Manifest
 from hpcdet.data.sample_order import CountedOrder, Order
 from hpcdet.data.sourced import SourceTable, StreamOrder
 from hpcdet.errors import IntegrityError
-from hpcdet.guard.accounts.checkpoint_records import head_of, settled, state_root
+from hpcdet.guard.accounts.checkpoint_records import settled, state_root
 from hpcdet.guard.accounts.known_ledgers import known_by_ledgers, undone
 from hpcdet.guard.accounts.same_on_ranks import same_on_ranks
 from hpcdet.guard.accounts.trial_ledger import Attest, TrialLedger
@@ -24,11 +24,11 @@ from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import MIX
 from hpcdet.policy.keys import run_keys
 from hpcdet.policy.ledger import anchored, records
+from hpcdet.policy.ledger.attested import head_of
 from hpcdet.policy.ledger.records import AttemptLedger
 from hpcdet.process.console import say
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.trials import parents
-from hpcdet.store.trials.parents import Parent
 from hpcdet.train.attempt.session import Session
 from hpcdet.units import Units
 
@@ -161,7 +161,7 @@ class AttemptAccounts:
             return
         if origin is None:
             self._beside_anchors()
-        head = None if origin is None else head_of(origin)
+        head = None if origin is None else head_of(origin.meta.get("governance") or {})
         heir = origin is not None and origin.inherited
         parent: dict[str, Any] | None = None
         if heir and head is not None and origin is not None:
@@ -283,11 +283,8 @@ def _earlier(session: Session) -> Iterator[AttemptLedger]:
 
 def _of_parent(session: Session) -> Iterator[AttemptLedger]:
     """Ledgers of the trial that this one began from; copies where they were brought with it."""
-    experiment, parent = session.place.experiment, Parent.parse(session.record.parent)
-    kept = parents.kept_ledgers(session.place.trial).attempts()
-    if not kept and experiment is not None and parent is not None:
-        kept = parents.ledgers(parent.paths(experiment))
-    for attempt in kept:
+    place = session.place
+    for attempt in parents.of_parent(place.experiment, place.trial, session.record.parent):
         found = records.read(attempt.number, attempt.ledger)
         if found is not None:
             yield found

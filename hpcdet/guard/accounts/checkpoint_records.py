@@ -1,16 +1,15 @@
-"""References between a checkpoint and its ledger: digests, and the record between them."""
+"""References between a checkpoint and its ledger: the digest of a state, and the record."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from hpcdet.checkpoint import Manifest
-from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead, is_head
+from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead
 from hpcdet.store.fs import files
 
 _QUIET = ("seal", "close", "checkpoint")
@@ -20,18 +19,6 @@ _QUIET = ("seal", "close", "checkpoint")
 def state_root(state: Any) -> str:
     """Return the digest of plain data with arrays, ``sha256:…``; numbers by their bits."""
     return f"sha256:{hashlib.sha256(files.canonical(_exact(state))).hexdigest()}"
-
-
-def digest_of(summary: Mapping[str, Any]) -> str:
-    """Digest of a manifest's block of governance, without its own signature."""
-    plain = {name: value for name, value in summary.items() if name != "seal"}
-    return f"sha256:{hashlib.sha256(files.canonical(plain)).hexdigest()}"
-
-
-def head_of(manifest: Manifest) -> LedgerHead | None:
-    """The record of a ledger that a checkpoint was made behind; None: it names none."""
-    said = manifest.meta.get("governance", {}).get("ledger")
-    return LedgerHead(**said) if is_head(said) else None
 
 
 def settled(earlier: Sequence[AttemptLedger], head: LedgerHead) -> LedgerHead:

@@ -9,11 +9,11 @@ from typing import Any
 
 from hpcdet.checkpoint import CheckpointFailed
 from hpcdet.guard.accounts.anchoring import Anchoring
-from hpcdet.guard.accounts.checkpoint_records import digest_of
 from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
 from hpcdet.policy.keys.run_keys import RunKey
 from hpcdet.policy.ledger import seals
+from hpcdet.policy.ledger.attested import digest_of
 from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead, LedgerOwner
 from hpcdet.policy.ledger.writer import LedgerWriter
 from hpcdet.process.location import AttemptLocation

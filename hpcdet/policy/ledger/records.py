@@ -40,6 +40,10 @@ TYPES = frozenset(
 )
 LONGEST = 4 << 20
 """Bytes of a line."""
+MOST = 500_000
+"""Records of an attempt that are read: a hundred times what a day of training writes."""
+LARGEST = 512 << 20
+"""Bytes of a ledger that are read."""
 EXACT = 2**53 - 1
 """The largest whole number that every reader of JSON has exactly."""
 
@@ -178,8 +182,14 @@ def read(attempt: int, path: Path) -> AttemptLedger | None:
 def _read(attempt: int, path: Path, file: IO[bytes]) -> AttemptLedger:
     records: list[LedgerRecord] = []
     hashes: list[str] = []
-    wrong, torn = "", 0
+    wrong, torn, size = "", 0, 0
     while raw := file.readline(LONGEST + 1):
+        size += len(raw)
+        if size > LARGEST or len(records) == MOST:
+            wrong = (
+                f"it has more than {MOST} records or {LARGEST >> 20} MiB, and is read no further"
+            )
+            break
         if not raw.endswith(b"\n"):
             torn = len(raw)
             wrong = f"a line is longer than {LONGEST} bytes" if torn > LONGEST else ""

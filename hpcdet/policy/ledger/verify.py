@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from hpcdet.policy.ledger.paths import (
     lost_between,
     opened,
     path_of,
+    paths_of,
     seen_by,
     seen_first,
 )
@@ -26,12 +27,18 @@ from hpcdet.policy.merkle import Merkle
 
 @dataclass(frozen=True)
 class FirstBad:
-    """The first record that is wrong: its attempt and place, the G code, and what is wrong."""
+    """The first record that is wrong: its attempt and place, the G code, and what is wrong.
+
+    Attributes:
+        where, hint: of what is not a ledger's own; "" of what is.
+    """
 
     attempt: int
     seq: int
     code: str
     what: str
+    where: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,10 @@ class VerifiedLedger:
         by_attempt = {one.attempt: one for one in self.ledgers}
         for attempt, count in self.path:
             yield from by_attempt[attempt].records[:count]
+
+    def holding(self, head: LedgerHead) -> VerifiedLedger:
+        """The same, of which nothing is wrong, with a record that has to be in them."""
+        return replace(self, bad=_missing(paths_of(self.ledgers), head))
 
 
 def verify(
@@ -123,8 +134,8 @@ def verify(
         found.append((ledger, path))
     last = found[-1][1] if found else ()
     signed: seals.Signed = min(levels, key=("none", "self", "trusted").index, default="none")
-    missing = None if must_hold is None else _missing(found, must_hold)
-    return VerifiedLedger(there, last, signed, unsealed, tuple(rollbacks), missing)
+    whole = VerifiedLedger(there, last, signed, unsealed, tuple(rollbacks))
+    return whole if must_hold is None else whole.holding(must_hold)
 
 
 def _known_before(ledger: AttemptLedger, there: Sequence[AttemptLedger]) -> bool:

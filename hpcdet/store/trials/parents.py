@@ -193,6 +193,20 @@ def kept_ledgers(child: TrialPaths) -> TrialPaths:
     return TrialPaths(child.root / "parent", child.number)
 
 
+def of_parent(
+    experiment: ExperimentPaths | None, child: TrialPaths, parent: str
+) -> list[AttemptPaths]:
+    """Return the attempts whose ledgers say what the parent of a trial was trained on.
+
+    Args:
+        parent: as the trial's record has it.
+    """
+    kept, named = kept_ledgers(child).attempts(), Parent.parse(parent)
+    if kept or experiment is None or named is None:
+        return kept
+    return ledgers(named.paths(experiment))
+
+
 def given(child: TrialPaths) -> dict[str, Any] | None:
     """Return the manifest of the checkpoint linked into a trial to begin from, if there is one."""
     for name in checkpoints(child):
