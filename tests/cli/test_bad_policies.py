@@ -15,13 +15,11 @@ import pytest
 
 from hpcdet.config.policy.anchor_places import refuse_unusable
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
-from hpcdet.store.folder.layout import ExperimentPaths
 from tests import TOP
-from tests.builders import Builder
-from tests.cli.test_verbs_ledger import write
 from tests.commands import Cli
 from tests.policy import test_statements as statement
-from tests.policy.test_ledger import KEY as LEDGER_KEY
+from tests.policy.test_ledger import POLICY as LEDGER_POLICY
+from tests.ruled import Ruled
 
 EXAMPLE = TOP / "examples" / "governed"
 KEY = "ab" * 32
@@ -292,15 +290,19 @@ def test_a_clock_two_days_off_is_told_by_the_statement_of_the_node(tmp_path: Pat
 
 
 def test_a_truncated_ledger_is_told(cli: Cli) -> None:
-    trial = ExperimentPaths(Builder(cli.root / "ruled-1").paths.root).trial(1)
-    write(trial, 1, LEDGER_KEY, 5)
-    path = trial.attempt(1).ledger
+    ruled = Ruled(cli.root / "ruled-1", LEDGER_POLICY)
+    folder = ruled.attempt(LEDGER_POLICY, {"a": 4})
+    path = ruled.trial.paths.attempt(1).ledger
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:4] + lines[5:]))
+    path.write_bytes(b"".join(lines[:3] + lines[4:]))
     err = flat(cli("ledger", "verify", "ruled-1", code=9).err)
-    assert "G104" in err and "record 4" in err and str(path) in err and "backup" in err
-    # without its end alone it looks like one of a crash: the checkpoint that names a record knows
-    # better (G105), and what is no longer under a seal is counted
+    assert "G104" in err and "record 3" in err and str(path) in err and "backup" in err
+    # without its end alone it looks like one of a crash: its attempt and its checkpoint know better
     path.write_bytes(b"".join(lines)[: len(lines[0]) + 20])
-    [item] = cli("ledger", "verify", "ruled-1", "-o", "json").items
-    assert item["ok"] and item["records"] == 1 and item["unsealed"] == 1
+    [item] = cli("ledger", "verify", "ruled-1", "-o", "json", code=9).items
+    assert not item["ok"] and item["first_bad"].startswith("1:1 G105: it has no end")
+    ruled.trial.paths.attempt(1).verdict.unlink()
+    err = flat(cli("ledger", "verify", "ruled-1", code=9).err)
+    assert f"G105: checkpoint {folder.name}: attempt 1, record 4: " in err
+    path.unlink()
+    assert "has trained, and has no ledger" in flat(cli("ledger", "verify", "ruled-1", code=9).err)

@@ -21,10 +21,11 @@ from hpcdet.store.fs import files
 from tests import ranks
 from tests.commands import Cli
 from tests.guard.test_governed import make, policy
+from tests.ruled import forge
 
 pytestmark = pytest.mark.xdist_group("governed")
 
-ODD = "CC-BY | <b>4.0</b>\n# *x*"
+ODD = "CC-BY | <b>4.0</b>\n# *x*\x1b[31m\u202e"
 FORMATS = ("in-toto", "cyclonedx", "model-signing", "training-content")
 
 
@@ -190,6 +191,8 @@ def test_training_content_says_what_was_exposed_and_what_it_is_not(
     # nothing that others have written is Markdown or HTML
     [row] = [line for line in text.splitlines() if line.startswith("| a | CC")]
     assert r"CC-BY \| \<b\>4.0\</b\> \# \*x\*" in row and row.count(" | ") == 6
+    assert "\x1b" not in text and "\u202e" not in text  # nor does it move a terminal
+    assert r"\\u001b\[31m\\u202e" in row
     assert "<b>" not in text.replace(r"\<b\>", "")
 
 
@@ -220,6 +223,25 @@ def test_damaged_checkpoints_are_not_exported(cli: Cli, trained: Path, tmp_path:
         assert "--checkpoint STEP" in err, err
         assert not to.exists()
         shutil.rmtree(copy)
+
+
+def test_a_forged_account_is_no_valid_checkpoint(cli: Cli, trained: Path, tmp_path: Path) -> None:
+    """Its root is that of what was forged: only the ledger knows better."""
+    copy = cli.root / "governed-7f3a"
+    shutil.copytree(trained, copy)
+    folder = checkpoint(cli, copy)
+    cli("ckpt", "verify", copy)
+    forge(folder, lambda said: said["exposure"].__setitem__(2, [0.0, 0.0, 0.0]))
+    for flag in ("--deep", "--quick"):
+        ran = cli("ckpt", "verify", folder, flag, "-o", "json", code=9)
+        [row] = ran.items
+        assert row["state"] == "damaged" and "G114: its exposure is not what" in row["error"]
+    assert "G114" in cli("ckpt", "verify", copy, code=9).err
+    for form in FORMATS:
+        to = tmp_path / form
+        assert "G114" in cli("policy", "export", copy, form, "--to", to, code=9).err
+        assert not to.exists()
+    cli("ckpt", "verify", shutil.copytree(folder, tmp_path / folder.name))  # of no experiment
 
 
 def _flip(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import confirm, settings
 from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.read.experiment import gather, states
-from hpcdet.read.lookup import find, source_checkpoint
+from hpcdet.read.lookup import attested_checkpoints, find, source_checkpoint
 from hpcdet.read.views import views
 from hpcdet.read.views.checkpoints import CheckpointView
 from hpcdet.store.folder.layout import CHECKPOINT_NAME, TrialPaths
@@ -148,10 +148,20 @@ def digest(out: Output, what: Sequence[str]) -> None:
 def verify(out: Output, what: Sequence[str], deep: bool) -> None:
     """Check checkpoints; exit 9 if one is damaged, or made by a newer hpcdet.
 
+    What one of a trial under a policy says of its training is compared with the ledgers of its
+    experiment, and its signature is verified. A copy elsewhere has none to be compared with.
+
     \b
     Example: hpcdet ckpt verify digits-7f3a --deep
     """
     rows = reading.run("verify" if deep else "look", _folders(what))
+    refused = attested_checkpoints.refusals([one.path for one in rows], settings().root)
+    rows = [
+        replace(one, state="damaged", error=str(refused[one.path]))
+        if one.state == "valid" and one.path in refused
+        else one
+        for one in rows
+    ]
     columns = (
         Column("STATE", "state", cut=False),
         Column("PATH", "path", cut=False),

@@ -14,12 +14,9 @@ from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.compiled import CompiledPolicy
-from hpcdet.policy.keys import run_keys
 from hpcdet.policy.ledger import records
 from hpcdet.policy.ledger.anchored import HeadsBesideLedgers, beside
-from hpcdet.policy.ledger.verify import FirstBad, LedgerExposure, VerifiedLedger, verify
-from hpcdet.store.config import resolved_config
+from hpcdet.policy.ledger.verify import FirstBad, LedgerExposure, VerifiedLedger
 from hpcdet.store.folder.layout import TrialPaths
 
 if TYPE_CHECKING:  # the other verbs need none of it
@@ -174,8 +171,9 @@ def ledger_command() -> None:
 def verify_ledger(out: Output, id: str, logs: tuple[IO[bytes], ...]) -> None:
     """Verify chains, seals and rollbacks; exit 9 if one is not what was written.
 
-    Ledgers are compared with what the anchors of the policy hold of them: file:DIR is read
-    by itself, the lines of others are given.
+    The records that checkpoints name have to be in them, attempts that trained need a ledger, and
+    one that ended well needs its end. Ledgers are compared with what the anchors of the policy
+    hold of them: file:DIR is read by itself, the lines of others are given.
 
     \b
     Examples: hpcdet ledger verify digits-7f3a -o json
@@ -185,7 +183,7 @@ def verify_ledger(out: Output, id: str, logs: tuple[IO[bytes], ...]) -> None:
 
     named = find.reference(id, settings().root)
     anchors, warnings = anchored_trials.read(named.paths, named.trial, logs)  # before ledgers
-    found = dict(_verified(named))
+    found = _verified(named)
     lost = {trial for one in anchors for trial, heads in one.heads.items() if heads} - found.keys()
     found |= dict.fromkeys(lost, VerifiedLedger(()))
     if not found:
@@ -204,10 +202,8 @@ def verify_ledger(out: Output, id: str, logs: tuple[IO[bytes], ...]) -> None:
     out.emit(rows, _VERIFIED, warnings=warnings, key="trial")
     if bad is not None:
         trial, first = bad
-        where = str(named.paths.trial(trial).attempt(first.attempt).ledger)
-        what = f"record {first.seq}: {first.what}"
         hint = "put the ledger back from a backup; what is behind the record proves nothing"
-        raise GovernanceBroken(first.code, what, where=where, hint=hint)
+        raise _broken(named.paths.trial(trial), first, hint)
 
 
 def _overdue(trial: int, held: Sequence[tuple[AnchorHeads, HeadsBesideLedgers]]) -> Iterator[str]:
@@ -315,14 +311,19 @@ def _sound(id: str) -> list[tuple[TrialPaths, VerifiedLedger]]:
     found = _ledgers(id)
     for trial, one in found:
         if one.bad is not None:
-            where = str(trial.attempt(one.bad.attempt).ledger)
-            what = f"record {one.bad.seq}: {one.bad.what}"
-            raise GovernanceBroken(one.bad.code, what, where=where, hint="hpcdet ledger verify")
+            raise _broken(trial, one.bad, "hpcdet ledger verify")
     return found
 
 
+def _broken(trial: TrialPaths, bad: FirstBad, hint: str) -> GovernanceBroken:
+    if bad.where:  # of what is not in a ledger
+        return GovernanceBroken(bad.code, bad.what, where=bad.where, hint=bad.hint)
+    where, what = str(trial.attempt(bad.attempt).ledger), f"record {bad.seq}: {bad.what}"
+    return GovernanceBroken(bad.code, what, where=where, hint=hint)
+
+
 def _ledgers(id: str) -> list[tuple[TrialPaths, VerifiedLedger]]:
-    """Read and verify the ledgers of an experiment's trials, those without one left out.
+    """Read and verify the ledgers of an experiment's trials; those that need none are left out.
 
     Raises:
         NotFound: none has one.
@@ -330,7 +331,7 @@ def _ledgers(id: str) -> list[tuple[TrialPaths, VerifiedLedger]]:
     from hpcdet.read.lookup import find
 
     named = find.reference(id, settings().root)
-    found = [(named.paths.trial(trial), one) for trial, one in _verified(named)]
+    found = [(named.paths.trial(trial), one) for trial, one in _verified(named).items()]
     if not found:
         raise _no_ledger(id)
     return found
@@ -341,21 +342,13 @@ def _no_ledger(id: str) -> NotFound:
     return NotFound("no trial has a ledger", where=id, hint=hint)
 
 
-def _verified(named: Reference) -> Iterator[tuple[int, VerifiedLedger]]:
+def _verified(named: Reference) -> dict[int, VerifiedLedger]:
+    from hpcdet.read.governed.attested_trials import AttestedTrial, GovernedExperiment
+
     trials = [named.paths.trial(named.trial)] if named.trial else named.paths.trials()
-    trust: list[str] = []
-    governance = resolved_config.load(named.paths.config).governance
-    own = False
-    if governance is not None and named.paths.compiled_policy.exists():
-        policy = CompiledPolicy.load(named.paths.compiled_policy)
-        trust, own = run_keys.signers(policy, governance), not run_keys.certifiers(policy)
-    for trial in trials:
-        read = [records.read(one.number, one.ledger) for one in trial.attempts()]
-        ledgers = [one for one in read if one is not None]
-        if ledgers:
-            found = verify(ledgers, trust, trial=trial.number)
-            signed = "self" if own and found.signed == "trusted" else found.signed
-            yield trial.number, replace(found, signed=signed)
+    experiment = GovernedExperiment(named.paths)
+    found = ((one.number, AttestedTrial(experiment, one).whole()) for one in trials)
+    return {number: one for number, one in found if one is not None}
 
 
 def _view(

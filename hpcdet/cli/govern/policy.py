@@ -49,7 +49,7 @@ class PolicyView:
     """A policy, as it is enforced."""
 
     path: str
-    """Its file."""
+    """Its file; of one that was changed, the record of the change."""
     name: str
     """Its name."""
     version: int
@@ -339,7 +339,9 @@ def _either(name: str) -> tuple[Path, CompiledPolicy]:
         hint = "its config has no section governance"
         raise NotFound("the experiment has no policy", where=paths.id, hint=hint)
     history = policy_history.load(paths, governance, own=False)
-    return paths.compiled_policy, history.newest
+    made = [one.number for one in history.changes if one.act != "override"]
+    path = paths.policy_changes / f"{made[-1]:04d}.json" if made else paths.compiled_policy
+    return path, history.newest
 
 
 def _view(path: Path, policy: CompiledPolicy) -> PolicyView:

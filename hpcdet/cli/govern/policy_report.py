@@ -20,7 +20,7 @@ from hpcdet.read.lookup.escapes import escaped
 _REPORT = (
     Column("TRIAL", "trial", right=True),
     Column("STEP", "step", right=True),
-    Column("ASSURANCE", "assurance", cut=False),
+    Column("ASSURANCE", lambda row: "UNVERIFIED" if row.unverified else row.assurance, cut=False),
     Column("VIOLATIONS", "violations", right=True),
     Column("CONFORMS", "conformance", right=True),
     Column("ADMITTED", "admission", right=True),
@@ -62,6 +62,8 @@ def _print(row: GovernanceView) -> None:
     statement = row.statement.upper() if row.statement != "none" else "NONE REQUIRED"
     at = f" ({escaped(row.checkpoint)})" if row.checkpoint else ""
     click.echo(f"\ntrial {row.trial} at step {row.step}{at}")
+    if row.unverified:
+        _say(f"UNVERIFIED, and proves nothing: {row.unverified}")
     control = " (ABLATION)" if row.ablates else ""
     click.echo(f"ASSURANCE {row.assurance.upper()}{control}   STATEMENT OF NODES {statement}")
     if row.ablates:
@@ -146,6 +148,8 @@ def _value(value: float | None) -> str:
 
 def _history(row: GovernanceView) -> Iterator[str]:
     """Yield what happened to the trial, a line for each subject."""
+    for change in row.changes:
+        yield f"policy {change.number:04d}: {recorded_words.change(change)}"
     for one in row.rollbacks:
         yield f"rollback: attempt {one.attempt} went on from step {one.to}; {one.lost} was reached"
     for attempt in sorted({one.attempt for one in row.checks}):

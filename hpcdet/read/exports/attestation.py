@@ -48,6 +48,8 @@ def statement(model: GovernedModel) -> dict[str, Any]:
                 "digest": policy.digest,
                 "textDigest": policy.text_digest,
             },
+            "policyChanges": encode(account.changes),
+            "unverified": account.unverified,
             "sources": [
                 {
                     "id": one.source.id,

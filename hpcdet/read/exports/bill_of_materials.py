@@ -15,6 +15,7 @@ from hpcdet import __version__
 from hpcdet.policy.memorization.canary_evidence import CanaryEvidence
 from hpcdet.policy.memorization.twin_evidence import TwinEvidence
 from hpcdet.read.exports.governed_model import GovernedModel, SourceAccount
+from hpcdet.read.governed import recorded_words
 
 SPEC = "1.6"
 SCHEMA = f"http://cyclonedx.org/schema/bom-{SPEC}.schema.json"
@@ -139,6 +140,8 @@ def _governance(model: GovernedModel) -> Mapping[str, Any]:
         "violations": account.violations,
         "probes": len(account.measured),
         "history-known": account.complete,
+        "unverified": account.unverified or None,
+        **{f"policy.change.{x.number:04d}": recorded_words.change(x) for x in account.changes},
         **{f"coverage.{x}": y for x, y in zip(account.layers, account.coverage, strict=True)},
         **{f"entropy.{x}": y for x, y in zip(account.layers, account.entropy, strict=True)},
     }

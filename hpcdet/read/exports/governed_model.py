@@ -16,6 +16,7 @@ from hpcdet.policy.provenance.chains import SourceChain
 from hpcdet.policy.provenance.source_manifests import SourceManifest
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial
+from hpcdet.read.governed.attested_trials import AttestedTrial, GovernedExperiment
 from hpcdet.read.governed.governed_trials import GovernanceView, governance
 from hpcdet.read.lookup import source_checkpoint
 from hpcdet.read.views import views
@@ -106,11 +107,14 @@ def governed_model(gathered: Gathered, trial: int = 0, checkpoint: str = "") -> 
         PolicyRefused: P18: it is the control of an ablation.
         UsageError: a checkpoint without a trial.
         IntegrityError: a file is missing, is not listed, or has another size.
+        GovernanceBroken: the policy, a ledger or the checkpoint's account is not as written.
     """
     if gathered.config.governance is None:
         hint = "only models that trained under a policy are exported: hpcdet policy ls"
         raise NotFound("the experiment has no policy", where=gathered.id, hint=hint)
-    policy = CompiledPolicy.load(gathered.paths.compiled_policy)
+    experiment = GovernedExperiment(gathered.paths)
+    assert experiment.history is not None
+    policy = experiment.history.newest
     if policy.ablates:
         raise PolicyRefused(
             "P18",
@@ -126,7 +130,11 @@ def governed_model(gathered: Gathered, trial: int = 0, checkpoint: str = "") -> 
     found = next(one for one in gathered.trials if one.number == row.trial)
     folder = Path(row.path)
     manifest = manifests.read(folder)
+    beside = AttestedTrial(experiment, found.paths)
+    beside.check(folder)
+    assert beside.policies is not None
     [account] = governance(gathered, row.trial, row.name)
+    policy = beside.policies.of_digest(account.policy_digest) or policy
     before = (DataSource(name) for name in account.sources[len(policy.sources) :])
     metric = gathered.config.searcher.metric
     print_ = manifest["meta"].get("fingerprint")

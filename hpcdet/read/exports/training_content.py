@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from hpcdet import __version__
 from hpcdet.read.exports.governed_model import GovernedModel, SourceAccount
+from hpcdet.read.governed import recorded_words
+from hpcdet.read.lookup.escapes import escaped
 
 _ASKED = "_to be said by the provider_"
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#])")
@@ -67,9 +69,8 @@ def _general(model: GovernedModel) -> Iterator[str]:
 def _period(model: GovernedModel) -> str:
     if not model.begun:
         return "not recorded"
-    return (
-        f"{model.begun[:10]} to {model.saved[:10]}" if model.saved else f"from {model.begun[:10]}"
-    )
+    begun, saved = _text(model.begun[:10]), _text(model.saved[:10])
+    return f"{begun} to {saved}" if saved else f"from {begun}"
 
 
 def _sources(model: GovernedModel) -> Iterator[str]:
@@ -96,7 +97,7 @@ def _source(one: SourceAccount) -> tuple[str, ...]:
         _count(one.records),
         _count(one.bytes),
         _count(one.rows),
-        ", ".join(time[:10] for time in one.acquired) or "not recorded",
+        ", ".join(_text(time[:10]) for time in one.acquired) or "not recorded",
     )
 
 
@@ -105,6 +106,8 @@ def _processing(model: GovernedModel) -> Iterator[str]:
     yield from ("", "## 3. Processing", "")
     share = "not known" if account.admission is None else f"{100 * account.admission:.1f} %"
     yield f"Share of rows that the policy admitted: {share}."
+    if account.unverified:
+        yield f"**Not verified: {_text(account.unverified)}.**"
     if not account.complete:
         yield "**The history of the weights is not known from their beginning.**"
     yield ""
@@ -117,6 +120,10 @@ def _processing(model: GovernedModel) -> Iterator[str]:
     covered = ("not covered" if x is None else f"{100 * x:.0f} %" for x in account.coverage)
     rows.append(("covered by provenance chains", *covered))
     yield from _table(("Source", *map(_text, account.layers)), rows)
+    if account.changes:
+        yield from ("", "Changes under the policy:", "")
+        named = ((one.number, recorded_words.change(one)) for one in account.changes)
+        yield from (f"- {number:04d}: {_text(words)}" for number, words in named)
     yield ""
     yield "Influence that this account does not exclude:"
     yield ""
@@ -145,5 +152,6 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 
 
 def _text(given: str) -> str:
-    """Text of others on one line, in which nothing is a sign of Markdown or HTML."""
-    return _SPECIAL.sub(r"\\\1", " ".join(str(given).split())).replace("&", "&amp;")
+    """Text of others on one line: nothing in it is Markdown or HTML, or moves a terminal."""
+    line = escaped(" ".join(str(given).split()))
+    return _SPECIAL.sub(r"\\\1", line).replace("&", "&amp;")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdet.errors import IntegrityError
 from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.store.folder.layout import CHECKPOINT_NAME
 from hpcdet.store.trials import manifests
 from hpcdet.store.trials.standing import latest_checkpoint
 
@@ -30,6 +32,8 @@ class GovernedCheckpoint:
     Attributes:
         name: of its folder; "" if the trial has none.
         step: batches trained.
+        policy_digest: of the policy that it was saved under.
+        folder: where it was read.
         sources: the policy's, and behind them others that its parents were trained on.
         exposure: rows times weight, by source and layer, as the policy orders them.
         rows: trained, by source; ``a+b`` of several. ``dropped``: of unknown sources.
@@ -51,6 +55,14 @@ class GovernedCheckpoint:
     coverage: list[float | None] | None = None
     chains: list[Any] = field(default_factory=list)
     others: dict[str, Any] = field(default_factory=dict)
+    policy_digest: str = ""
+    folder: Path | None = None
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that saved it; 0: its parent, or none."""
+        named = CHECKPOINT_NAME.fullmatch(self.name)
+        return int(named[2]) if named else 0
 
 
 def read(trial: GatheredTrial, policy: CompiledPolicy, name: str = "") -> GovernedCheckpoint:
@@ -65,7 +77,8 @@ def read(trial: GatheredTrial, policy: CompiledPolicy, name: str = "") -> Govern
             meta = manifests.read(place / name)["meta"]
             said = meta.get("governance")
             found = said if isinstance(said, Mapping) else {}
-            return _account(name, int(meta.get("batches", 0)), found, policy)
+            made = _account(name, int(meta.get("batches", 0)), found, policy)
+            return replace(made, folder=place / name)
     return GovernedCheckpoint("", 0, *_nothing(policy))
 
 
@@ -102,6 +115,7 @@ def _account(
         _of_layers(said.get("coverage"), layers),
         list(said["chains"]) if isinstance(said.get("chains"), list) else [],
         {str(key): one for key, one in said.items() if key not in _KNOWN},
+        str(said.get("policy_digest") or ""),
     )
 
 

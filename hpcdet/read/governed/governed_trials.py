@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from hpcdet.errors import IntegrityError
 from hpcdet.goals import RESERVED
 from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.policy.memorization import canary_evidence, twin_evidence
 from hpcdet.policy.memorization.canary_evidence import CanaryEvidence
 from hpcdet.policy.memorization.twin_evidence import TwinEvidence
+from hpcdet.read.governed.attested_trials import AttestedTrial, GovernedExperiment
 from hpcdet.read.governed.routing_cost import RoutingCostView, routing_cost
+from hpcdet.read.governed.trained_policies import TrialPolicyChangeView
 from hpcdet.store.folder.layout import ExperimentPaths
 
 if TYPE_CHECKING:  # other verbs on policies need neither journals nor numpy
@@ -118,8 +122,12 @@ class GovernanceView:
     """Batches trained at the last checkpoint, of which the counts are."""
     checkpoint: str
     """The name of that checkpoint; "" if there is none."""
+    unverified: str
+    """Why the account of that checkpoint is not what its ledgers and its signature say, or why that
+    cannot be known; "" if it is. What is not verified proves nothing."""
     assurance: str
-    """``direct``, ``state_clean`` or ``isolated``; ``none`` of the control of an ablation."""
+    """``direct``, ``state_clean`` or ``isolated``; ``none`` of the control of an ablation. The
+    least under which its weights were trained, where the policy was changed."""
     statement: Literal["signed", "declared", "none"]
     """How nodes state what the policy requires of them."""
     ablates: str
@@ -131,7 +139,9 @@ class GovernanceView:
     residual_channels: list[str]
     """How a source may influence layers that it is denied."""
     policy_digest: str
-    """Digest of the compiled policy."""
+    """Digest of the compiled policy that was in effect at that checkpoint."""
+    changes: list[TrialPolicyChangeView]
+    """Records of what was changed under the policy, in order."""
     sources: list[str]
     """Sources, in the order of their codes; behind them others that parents were trained on."""
     layers: list[str]
@@ -149,8 +159,8 @@ class GovernanceView:
     conformance: float | None
     """The least conformance of a source, measured; null if it was not."""
     violations: int | None
-    """Sources and layers with a gradient that the policy denies, over all probes; null: none was
-    made."""
+    """Sources and layers with a gradient that the policy denied then, over all probes; null: none
+    was made."""
     entropy: list[float | None]
     """Entropy of each layer's sources in [0, 1]; null without exposure."""
     memorization: dict[str, TwinEvidence] | None
@@ -183,50 +193,59 @@ def governance(
         checkpoint: the one that is reported, by its name; "" means the latest of each trial.
 
     Raises:
-        GovernanceBroken: the policy is not what was written.
+        GovernanceBroken: the policy, or a change of it, is not what was written.
     """
     from hpcdet.read.experiment.gather import gather
 
     gathered = gather(source)
     if gathered.config.governance is None:
         return []
-    policy = CompiledPolicy.load(gathered.paths.compiled_policy)
+    experiment = GovernedExperiment(gathered.paths)
     chosen = [one for one in gathered.trials if trial in (0, one.number)]
-    return [_view(gathered, one, policy, checkpoint) for one in chosen]
+    return [_view(gathered, one, experiment, checkpoint) for one in chosen]
 
 
 def _view(
-    gathered: Gathered, trial: GatheredTrial, policy: CompiledPolicy, checkpoint: str
+    gathered: Gathered, trial: GatheredTrial, experiment: GovernedExperiment, checkpoint: str
 ) -> GovernanceView:
     from hpcdet.policy import measures
     from hpcdet.read.governed import governed_checkpoint
 
-    said = governed_checkpoint.read(trial, policy, checkpoint)
+    assert experiment.history is not None
+    said = governed_checkpoint.read(trial, experiment.history.newest, checkpoint)
+    beside = AttestedTrial(experiment, trial.paths)  # read behind it: the trial may be training
+    trained = beside.policies
+    assert trained is not None
+    policy = trained.of_digest(said.policy_digest) or trained.last
     total = sum(said.rows.values()) + said.dropped
     lines = [
         (attempt.number, line)
         for attempt in trial.attempts
         for line in attempt.of_kind("governance")
     ]
-    until = said.step if checkpoint else math.inf
-    measured = [_measured(line) for _, line in lines if line.get("event") == "probe"]
-    measured = [one for one in measured if one.step <= until]
-    found = [_conforms(one, policy, said.parameters) for one in measured]
+    until, last = (said.step, said.attempt) if checkpoint else (math.inf, math.inf)
+    probes = [(at, _measured(line)) for at, line in lines if line.get("event") == "probe"]
+    probes = [(at, one) for at, one in probes if one.step <= until and at <= last]
+    measured = [one for _, one in probes]
+    found = [_conforms(one, trained.of_attempt(at), said.parameters) for at, one in probes]
     least = [one for each in found for one in each[0] if not math.isnan(one)]
     more = said.sources[len(policy.sources) :]
     tested = _tested(trial, policy, until)
+    assurance = trained.assurance(policy, said.attempt)
     uncovered = measures.coverage(said.exposure, [False] * len(said.sources))
     return GovernanceView(
         trial=trial.number,
         step=said.step,
         checkpoint=said.name,
-        assurance=policy.assurance,
+        unverified=_unverified(beside, said.folder),
+        assurance=assurance,
         statement=_statement(policy),
         ablates=policy.ablates,
         cost=routing_cost(gathered, trial, policy) if policy.ablates else [],
         records=RECORDED,
-        residual_channels=list(RESIDUAL_CHANNELS[policy.assurance == "isolated" :]),
+        residual_channels=list(RESIDUAL_CHANNELS[assurance == "isolated" :]),
         policy_digest=policy.digest,
+        changes=trained.changes(trial.number),
         sources=said.sources,
         layers=[one.id for one in policy.layers],
         matrix=[*map(list, policy.matrix), *([0.0] * len(policy.layers) for _ in more)],
@@ -247,6 +266,16 @@ def _view(
         nodes=[_nodes(one, policy) for one in trial.attempts if any(one.of_kind("start"))],
         recorded=said.others,
     )
+
+
+def _unverified(beside: AttestedTrial, folder: Path | None) -> str:
+    """Why a checkpoint's account proves nothing; "" if it is verified, or there is none."""
+    try:
+        return "" if folder is None else beside.check(folder)
+    except IntegrityError as error:
+        return error.what
+    except OSError as error:
+        return f"a ledger cannot be read: {error.strerror}"
 
 
 def _checks(lines: Iterable[tuple[int, Mapping[str, Any]]]) -> list[CheckView]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hpcdet.read.governed.governed_trials import GovernanceView
+from hpcdet.read.governed.trained_policies import TrialPolicyChangeView
 
 _LONGEST = 200
 """Characters of what has no words; ``-o json`` has all of it."""
@@ -54,6 +55,14 @@ def recorded(view: GovernanceView) -> Iterator[tuple[str, str]]:
         except (AttributeError, KeyError, TypeError, ValueError):
             text = json.dumps(value, sort_keys=True)
             yield name, text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+
+
+def change(one: TrialPolicyChangeView) -> str:
+    """What was changed under a policy, from which attempt on, why, by whom, and when."""
+    of = one.source or one.code
+    since = f"from attempt {one.attempt} on" if one.attempt else "of no attempt yet"
+    what = f"{one.act} of {of}" if of else one.act
+    return f"{what} ({one.kind}), {since}: {one.reason} ({one.by}, {one.time[:19]})"
 
 
 def short(digest: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdet.errors import IntegrityError
-from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.errors import IntegrityError, NotFound
+from hpcdet.policy.changes.policy_history import PolicyHistory
+from hpcdet.read.governed.attested_trials import AttestedTrial, GovernedExperiment
 from hpcdet.read.lookup.all_experiments import UNREADABLE, left_out
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import sealed_json
@@ -58,6 +60,7 @@ class _Saved:
 
     Attributes:
         known: its weights have a history that is known.
+        sources: that it names.
     """
 
     path: str
@@ -65,6 +68,7 @@ class _Saved:
     root: str
     layers: tuple[str, ...]
     known: bool
+    sources: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -88,6 +92,10 @@ class _Trial:
         return f"{self.experiment}/{self.number}"
 
     @property
+    def sources(self) -> set[str]:
+        return {name for one in self.saved for name in one.sources}
+
+    @property
     def reached(self) -> list[_Saved]:
         return [one for one in self.saved if one.layers]
 
@@ -97,22 +105,30 @@ def impact(experiments: Iterable[ExperimentPaths], source: str) -> Impact:
 
     Exposure is what checkpoints say of themselves: a layer counts as reached if its exposure to
     the source is above 0. Those that are gone cannot be asked; who began from one is told by its
-    own checkpoints, which have its exposure.
+    own checkpoints, which have its exposure. One that its ledgers do not confirm is warned of.
+
+    Raises:
+        NotFound: no policy knows the source, and no checkpoint.
     """
     from hpcdet.read.experiment.gather import gather
 
     trials: dict[Path, _Trial] = {}
     warnings: list[str] = []
-    without = 0
+    without, known = 0, set[str]()
     for paths in experiments:
         try:
             gathered = gather(paths)
-            lanes = _lanes(gathered)
-            without += lanes is None
+            experiment = GovernedExperiment(paths)
+            without += experiment.history is None
+            known |= _named(experiment.history)
             for one in gathered.trials:
-                trials[one.paths.root.resolve()] = _trial(gathered, one, lanes, source, warnings)
+                found = _trial(gathered, one, experiment, source, warnings)
+                trials[one.paths.root.resolve()] = found
+                known |= found.sources
         except UNREADABLE as error:
             warnings.append(left_out(paths, error))
+    if source not in known:
+        raise _unknown(source, known, warnings)
     if without:
         warnings.append(f"{without} experiments have no policy: what reached them is not known")
     _join(trials)
@@ -120,31 +136,44 @@ def impact(experiments: Iterable[ExperimentPaths], source: str) -> Impact:
     return Impact(items, warnings)
 
 
-def _lanes(gathered: Gathered) -> frozenset[str] | None:
-    """Return the layers that are lanes, of an isolated policy; None without a policy."""
-    if gathered.config.governance is None:
-        return None
-    policy = CompiledPolicy.load(gathered.paths.compiled_policy)
-    isolated = policy.assurance == "isolated"
-    return frozenset(one.id for one in policy.layers if one.lane and isolated)
+def _named(history: PolicyHistory | None) -> set[str]:
+    return set() if history is None else {one.id for one in history.newest.sources}
+
+
+def _unknown(source: str, known: Iterable[str], warnings: list[str]) -> NotFound:
+    near = difflib.get_close_matches(source, sorted(known), n=3)
+    hint = f"did you mean {', '.join(near)}?" if near else "hpcdet policy show EXP names them"
+    what = "no policy and no checkpoint knows this source"
+    left = f"; {warnings[0]}" if warnings else ""
+    return NotFound(what + left, where=source, hint=hint)
+
+
+def _lanes(history: PolicyHistory | None) -> frozenset[str]:
+    """Return the layers that are lanes of a policy that was isolated at all times."""
+    policies = () if history is None else history.policies
+    if not policies or any(one.assurance != "isolated" for one in policies):
+        return frozenset()
+    return frozenset(one.id for one in policies[0].layers if one.lane)
 
 
 def _trial(
     gathered: Gathered,
     trial: GatheredTrial,
-    lanes: frozenset[str] | None,
+    experiment: GovernedExperiment,
     source: str,
     warnings: list[str],
 ) -> _Trial:
     from hpcdet.read.views.checkpoints import checkpoints
 
     saved: list[_Saved] = []
+    beside, doubtful = AttestedTrial(experiment, trial.paths), ""
     where = f"{gathered.id}/{trial.number}"
     for row in checkpoints(gathered, trial.number):
         if row.state not in _WHOLE:
             continue
         try:
             saved.append(_saved(Path(row.path), source))
+            doubtful = doubtful or _doubt(beside, Path(row.path))
         except (
             IntegrityError,
             AttributeError,
@@ -156,9 +185,11 @@ def _trial(
             what = error.what if isinstance(error, IntegrityError) else "it is damaged"
             warnings.append(f"{where}: {row.name} is left out: {what}")
     unknown = [one.name for one in saved if not one.known]
-    if unknown and lanes is not None:
+    if unknown and experiment.history is not None:
         warnings.append(f"{where}: the history of {unknown[0]} is not known")
-    found = _Trial(gathered.id, trial.number, saved, lanes or frozenset())
+    if doubtful:
+        warnings.append(f"{where}: NOT VERIFIED: {doubtful}")
+    found = _Trial(gathered.id, trial.number, saved, _lanes(experiment.history))
     record = trial.record
     if record is None or not record.origin:
         return found
@@ -171,6 +202,15 @@ def _trial(
             given = parents.given(there)
             found.origin = given["meta"]["linked"]["root"] if given else found.origin
     return found
+
+
+def _doubt(beside: AttestedTrial, folder: Path) -> str:
+    """Why what a checkpoint says of itself proves nothing; "" if its ledgers confirm it."""
+    try:
+        said = beside.check(folder)
+    except IntegrityError as error:
+        said = error.what
+    return f"{folder.name}: {said}" if said else ""
 
 
 def _saved(folder: Path, source: str) -> _Saved:
@@ -186,8 +226,8 @@ def _saved(folder: Path, source: str) -> _Saved:
         row = block["exposure"][block["sources"].index(source)]
         pairs = zip(block["layers"], row, strict=True)
         layers = tuple(layer for layer, units in pairs if units > 0)
-    known = bool(block.get("complete"))
-    return _Saved(str(folder), folder.name, manifest[sealed_json.ROOT], layers, known)
+    known, named = bool(block.get("complete")), frozenset(map(str, block.get("sources", ())))
+    return _Saved(str(folder), folder.name, manifest[sealed_json.ROOT], layers, known, named)
 
 
 def _join(trials: Mapping[Path, _Trial]) -> None:

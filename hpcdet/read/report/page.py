@@ -25,6 +25,7 @@ from hpcdet.store.config import data_secrets, resolved_config
 
 if TYPE_CHECKING:  # trials without a policy need nothing of it
     from hpcdet.read.governed.governed_trials import CheckView, GovernanceView
+    from hpcdet.read.governed.trained_policies import TrialPolicyChangeView
 
 ROWS = 1000
 """Rows that a table may have; what is more is said and left out."""
@@ -75,6 +76,7 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
     varied = [name for name in names if len(set(map(repr, values[name]))) > 1]
     decided = timeline.decided(gathered)
     reasons = Counter(row.reason for row in attempts)
+    governed = list(_governed(gathered))
     return {
         "status": status,
         "rows": ROWS,
@@ -103,7 +105,8 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
         "verdicts": [row for row in status.trials if row.parent or row.trial in decided],
         "front": fronts.front(gathered),
         "charts": curves.charts(gathered),
-        "governed": list(_governed(gathered)),
+        "governed": governed,
+        "changed": _changed(governed),
         "checkpoints": checkpoints,
         "failures": list(_failures(gathered, attempts)),
         "config": resolved_config.dump(data_secrets.hidden(gathered.config.raw)).decode(),
@@ -149,6 +152,18 @@ def _governed(gathered: Gathered) -> Iterator[GovernedTrial]:
             list(recorded_words.recorded(view)),
             checks,
         )
+
+
+def _changed(governed: Sequence[GovernedTrial]) -> list[tuple[TrialPolicyChangeView, str]]:
+    """Each record of what was changed under the policy, and the attempts that it began with."""
+    known: dict[int, TrialPolicyChangeView] = {}
+    began: dict[int, list[str]] = defaultdict(list)
+    for each in governed:
+        for one in each.view.changes:
+            known.setdefault(one.number, one)
+            if one.attempt:
+                began[one.number].append(f"{each.view.trial}: {one.attempt}")
+    return [(one, ", ".join(began[number]) or "none yet") for number, one in sorted(known.items())]
 
 
 def _notes(status: StatusView, attempts: Sequence[AttemptView]) -> Iterator[str]:
