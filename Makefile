@@ -7,7 +7,7 @@ unexport WORKERS
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo governed-demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-governance bench-gpu bench-search bench-search-tables bench-calibration governed-recovery governed-scheduling governed-search null-searches clean
+.PHONY: demo governed-demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-governance bench-gpu bench-search bench-search-tables bench-calibration governed-recovery governed-replications governed-scheduling governed-search null-searches clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -134,6 +134,9 @@ null-searches: setup  ## searches of models that know nothing by heart are prune
 
 governed-recovery: setup  ## what a resume verifies: kills on 1, 2, 4 ranks, and one change for each of 23 checks
 	$(PY) benchmarks/governed_recovery.py
+
+governed-replications: setup  ## routing, canaries, removable data: published rows beside ours, failures printed (an hour)
+	$(PY) benchmarks/governed_replications.py
 
 governed-scheduling: setup  ## jobs that a policy governs run only on nodes that enforce it: on a private Slurm
 	$(PY) benchmarks/governed_scheduling.py

@@ -21,7 +21,8 @@ from governed.character_model import CONTEXT, Characters, Ids, mean_loss, rows_a
 from governed.routed_training import Routed, policy
 from hpcdet.policy.compiled import LayerGroup
 
-STEPS, BATCH, CANARIES = 900, 32, 10
+STEPS, BATCH, CANARIES = 300, 32, 10
+"""So many steps give the loss on other text that the other program has after 900."""
 LAYERS = (
     LayerGroup("embedding", r"^(words|places)\."),
     LayerGroup("block 0", r"^blocks\.0\."),
@@ -36,7 +37,7 @@ class Setting:
     """How often each canary is trained, and which layers it may change.
 
     Attributes:
-        reference: exposure of the trained, of others, AUC and loss, of the reference run.
+        reference: exposure of the trained, of others, AUC and loss, by another program.
     """
 
     name: str
@@ -76,7 +77,7 @@ def train(name: str, seed: int, steps: int = STEPS) -> dict[str, Any]:
     trained, others = canaries[:CANARIES], canaries[CANARIES:]
     torch.manual_seed(seed)
     model = Characters(len(alphabet))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01, fused=True)
     may_change = {"canary": setting.layers, "text": _ALL}
     routed = Routed(policy(LAYERS, may_change), model, optimizer)
     due = draw.permutation(np.repeat(np.arange(CANARIES), setting.repeats))
@@ -93,6 +94,7 @@ def train(name: str, seed: int, steps: int = STEPS) -> dict[str, Any]:
     wins = [(a > b) + 0.5 * (a == b) for a, b in itertools.product(inside, outside)]
     return {
         "exposure": float(np.mean(inside)),
+        "exposures": inside,
         "exposure of others": float(np.mean(outside)),
         "auc": float(np.mean(wins)),
         "loss": mean_loss(model, ids[begin_of_test:]),

@@ -1,179 +1,192 @@
-"""Tables of replications: published figures beside ours, and whether each criterion is shown."""
+"""What replications are to show: figures of trained settings, each within its bounds."""
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from governed import character_canaries, removable_lanes, split_autoencoder, two_ranks
+import numpy as np
 
-Figures = Mapping[tuple[str, str], Sequence[Mapping[str, float]]]
-"""By part and setting the figures of each seed."""
-Of = Callable[[str, str], float]
-"""The mean over seeds of a figure of a setting."""
-
-
-def tables(figures: Figures) -> Iterator[str]:
-    """All lines to print."""
-    yield from _autoencoders(figures)
-    yield from _canaries(figures)
-    yield from _lanes(figures)
-    yield from _ranks(figures)
-
-
-def _table(part: str, figures: Figures, columns: Mapping[str, int], settings: Any) -> Iterator[str]:
-    """Lines of one table.
-
-    Args:
-        columns: names of figures, and the place of each in the published row; -1: in none.
-    """
-    width = max(len(one.name) for one in settings.values()) + 4
-    yield " " * width + "".join(f"{name:>27}" for name in columns)
-    yield " " * width + f"{'published   ours (spread)':>27}" * len(columns)
-    for number, setting in settings.items():
-        found = figures.get((part, number), ())
-        line = f"{number:>2} {setting.name:<{width - 3}}"
-        published = getattr(setting, "paper", None) or setting.reference
-        for name, place in columns.items():
-            theirs = published[place] if place >= 0 else None
-            said = "-" if theirs is None else f"{theirs:.2f}"
-            line += f"{said:>11}{_ours(found, name):>16}"
-        yield line
-
-
-def _ours(found: Sequence[Mapping[str, float]], name: str) -> str:
-    values = [one[name] for one in found]
-    if not values:
-        return "missing"
-    return f"{statistics.fmean(values):.3f} ({max(values) - min(values):.3f})"
-
-
-def _criteria(part: str, figures: Figures, wanted: Mapping[str, Callable[[Of], bool]]) -> Any:
-    def of(setting: str, name: str) -> float:
-        return statistics.fmean(one[name] for one in figures[part, setting])
-
-    for what, test in wanted.items():
-        try:
-            said = "shown" if test(of) else "NOT SHOWN"
-        except KeyError:
-            said = "not trained yet"
-        yield f"  {said:<16}{what}"
-    yield ""
-
-
-# -- split autoencoders ----------------------------------------------------------------------
+from governed import split_autoencoder
+from hpcdet.policy import measures
 
 LOW, HIGH = "certificate 0-4", "certificate 5-9"
+EXPOSURE, AUC = "exposure", "auc"
+RETAIN, FORGET, BEFORE = "retain", "forget", "forget before"
 
 
-def _split(setting: str, ratio: float) -> Callable[[Of], bool]:
-    return lambda of: of(setting, LOW) >= ratio * of(setting, HIGH)
+class Figures:
+    """The figures of the settings of one part.
+
+    Args:
+        by_setting: those of each seed, or of some.
+    """
+
+    def __init__(self, by_setting: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        self._by_setting = by_setting
+
+    def __call__(self, setting: str, name: str) -> float:
+        """The mean over seeds.
+
+        Raises:
+            KeyError: the setting has not been trained.
+        """
+        return float(np.mean([one[name] for one in self._of(setting)]))
+
+    def p(self, setting: str) -> float:
+        """P(exposures add up to as much) if no canary of any seed was learned."""
+        return measures.canary_p(np.concatenate([one["exposures"] for one in self._of(setting)]))
+
+    def seeds(self) -> Iterator[Figures]:
+        """Those of each seed alone, in the order of seeds."""
+        for place in range(max(map(len, self._by_setting.values()), default=0)):
+            yield Figures({key: of[place : place + 1] for key, of in self._by_setting.items()})
+
+    def _of(self, setting: str) -> Sequence[Mapping[str, Any]]:
+        found = self._by_setting.get(setting, ())
+        if not found:
+            raise KeyError(setting)
+        return found
 
 
-def _alike(setting: str, apart: float, least: float = 0.0, most: float = 1.0) -> Any:
-    def test(of: Of) -> bool:
-        both = (of(setting, LOW), of(setting, HIGH))
-        return abs(both[0] - both[1]) <= apart and min(both) >= least and max(both) <= most
+@dataclass(frozen=True)
+class Criterion:
+    """A figure that is to be within bounds.
 
-    return test
+    Attributes:
+        value: the figure, of the means over seeds, or of one seed.
+        required: without it the replication has failed; others are claims that may not repeat.
+    """
 
+    what: str
+    unit: str
+    value: Callable[[Figures], float]
+    least: float = -math.inf
+    most: float = math.inf
+    required: bool = False
 
-AUTOENCODERS: Mapping[str, Callable[[Of], bool]] = {
-    "1: certificate at least 0.30 on 0-4, at most 0.16 on 5-9, ratio at least 2": lambda of: (
-        of("1", LOW) >= 0.30 and of("1", HIGH) <= 0.16 and of("1", LOW) >= 2 * of("1", HIGH)
-    ),
-    "2: separate decoders split as well: ratio at least 2": _split("2", 2),
-    "3: without the correlation penalty it still splits: ratio at least 2": _split("3", 2),
-    "4: without regularisation the last half is of no use: both at least 0.30": _alike(
-        "4", 1.0, least=0.30
-    ),
-    "5: nor do separate decoders split without it: both at most 0.14": _alike("5", 1.0, most=0.14),
-    "6: a last half trained on all digits splits less: ratio at least 1.4": _split("6", 1.4),
-    "7: L1 alone, without 0-4: ratio at least 1.7": _split("7", 1.7),
-    "8: without regularisation 0-4 are drawn though never seen: apart at most 0.03": _alike(
-        "8", 0.03, most=0.15
-    ),
-    "9: regularisation without routing splits nothing: apart at most 0.03": _alike("9", 0.03),
-    "10: a plain autoencoder: apart at most 0.03, both at most 0.15": _alike("10", 0.03, most=0.15),
-}
+    def met(self, figures: Figures) -> bool:
+        """Whether it is shown."""
+        return self.least <= self.value(figures) <= self.most
+
+    @property
+    def bound(self) -> str:
+        """As people write it."""
+        return f">= {self.least:g}" if self.least > -math.inf else f"<= {self.most:g}"
 
 
-def _autoencoders(figures: Figures) -> Iterator[str]:
-    yield "Split autoencoders (published: MNIST, its units are not ours; compare ratios and order)"
-    columns = {LOW: 0, HIGH: 1, "decoder 0-4": -1, "decoder 5-9": -1}
-    yield from _table("4.1", figures, columns, split_autoencoder.SETTINGS)
-    yield from _criteria("4.1", figures, AUTOENCODERS)
+def _ratio(setting: str) -> Callable[[Figures], float]:
+    return lambda of: of(setting, LOW) / of(setting, HIGH)
 
 
-# -- canaries --------------------------------------------------------------------------------
-
-KNOWN, AUC = "exposure", "auc"
-CANARIES: Mapping[str, Callable[[Of], bool]] = {
-    "1: one repetition leaves no trace: exposure within 1.44 +- 1": lambda of: (
-        abs(of("1", KNOWN) - 1.44) <= 1
-    ),
-    "2-4: exposure rises with repetitions": lambda of: (
-        of("2", KNOWN) < of("3", KNOWN) < of("4", KNOWN)
-    ),
-    "4: 64 repetitions are known: AUC at least 0.9": lambda of: of("4", AUC) >= 0.9,
-    "6: restricted to the head they are known less": lambda of: of("6", KNOWN) < of("4", KNOWN),
-    "6: and are known all the same: exposure at least 2.4, AUC at least 0.8": lambda of: (
-        of("6", KNOWN) >= 2.4 and of("6", AUC) >= 0.8
-    ),
-    "7: early layers alone know less than late ones": lambda of: of("7", KNOWN) < of("5", KNOWN),
-    "8: filtered, nothing: exposure within 1.44 +- 1": lambda of: abs(of("8", KNOWN) - 1.44) <= 1,
-}
+def _apart(setting: str) -> Callable[[Figures], float]:
+    return lambda of: abs(of(setting, LOW) - of(setting, HIGH))
 
 
-def _canaries(figures: Figures) -> Iterator[str]:
-    yield "Canaries in a text (beside: the reference run's first seed; nobody has published these)"
-    columns = {KNOWN: 0, "exposure of others": 1, AUC: 2, "loss": 3}
-    yield from _table("4.2", figures, columns, character_canaries.SETTINGS)
-    yield from _criteria("4.2", figures, CANARIES)
+def _either(choose: Callable[[float, float], float], setting: str) -> Callable[[Figures], float]:
+    return lambda of: choose(of(setting, LOW), of(setting, HIGH))
 
 
-# -- lanes -----------------------------------------------------------------------------------
-
-RETAIN, FORGET = "retain", "forget"
-LANES: Mapping[str, Callable[[Of], bool]] = {
-    "0 %: an isolated lane keeps A as a perfect filter does: within 0.1": lambda of: (
-        abs(of("3", RETAIN) - of("2", RETAIN)) <= 0.1
-    ),
-    "0 %: and forgets B as that does: within 0.2": lambda of: (
-        abs(of("3", FORGET) - of("2", FORGET)) <= 0.2
-    ),
-    "0 %: with its lane B is known: at least 1 better than without": lambda of: (
-        of("3", FORGET) - of("3", "forget before") >= 1
-    ),
-    "10 % undiscovered: the filter fails: B 0.5 better known than by the lane": lambda of: (
-        of("7", FORGET) - of("6", FORGET) >= 0.5
-    ),
-    "10 %: so it does beside SGTM: at least 0.3": lambda of: (
-        of("8", FORGET) - of("6", FORGET) >= 0.3
-    ),
-    "10 %: and beside routing of activations: at least 0.3": lambda of: (
-        of("9", FORGET) - of("6", FORGET) >= 0.3
-    ),
-    "routing costs A something: SGTM above the filter": lambda of: (
-        of("4", RETAIN) > of("2", RETAIN)
-    ),
-    "SGTM keeps A better than routing of activations": lambda of: of("4", RETAIN) < of("5", RETAIN),
-}
+def _half_as_split(setting: str, what: str) -> Criterion:
+    """At least half of the contrast that was published, above a ratio of 1."""
+    low, high = split_autoencoder.SETTINGS[setting].paper
+    least = round(1 + (low / high - 1) / 2, 2)
+    return Criterion(f"{setting}: {what}", "ratio", _ratio(setting), least)
 
 
-def _lanes(figures: Figures) -> Iterator[str]:
-    yield "Removable data (beside: the reference run's first seed; published models are larger)"
-    columns = {RETAIN: 0, FORGET: 1, "forget before": 2}
-    yield from _table("4.3", figures, columns, removable_lanes.SETTINGS)
-    yield from _criteria("4.3", figures, LANES)
+AUTOENCODERS = (
+    Criterion("1: the last half does not draw 0-4", "MAE", lambda of: of("1", LOW), 0.30,
+              required=True),
+    Criterion("1: and draws 5-9", "MAE", lambda of: of("1", HIGH), most=0.16, required=True),
+    Criterion("1: error on 0-4 by that on 5-9", "ratio", _ratio("1"), 2, required=True),
+    _half_as_split("1p", "penalties by half as strong split, too"),
+    _half_as_split("2", "separate decoders split, too"),
+    _half_as_split("3", "without the correlation penalty it still splits"),
+    Criterion("4: without regularisation the last half draws nothing", "MAE", _either(min, "4"),
+              0.30, required=True),
+    Criterion("5: and with separate decoders it draws everything", "MAE", _either(max, "5"),
+              most=0.14, required=True),
+    _half_as_split("6", "a last half trained on all digits splits less"),
+    _half_as_split("7", "L1 alone splits if 0-4 are not drawn"),
+    Criterion("8: without L1 0-4 are drawn though never seen", "MAE", _apart("8"), most=0.03),
+    Criterion("8: as well", "MAE", _either(max, "8"), most=0.15),
+    Criterion("9: regularisation without routing splits nothing", "MAE", _apart("9"), most=0.03),
+    Criterion("10: nor does a plain autoencoder", "MAE", _apart("10"), most=0.03, required=True),
+    Criterion("10: which draws all digits", "MAE", _either(max, "10"), most=0.15, required=True),
+)  # fmt: skip
+
+RANKS = tuple(
+    Criterion(f"{name}: parameters on two ranks and on one, after each of 20 steps", "difference",
+              lambda of, name=name: of("all", name), most=1e-5, required=True)
+    for name in split_autoencoder.SETTINGS
+)  # fmt: skip
 
 
-def _ranks(figures: Figures) -> Iterator[str]:
-    yield f"Autoencoder 3 on {two_ranks.WORLD} gloo ranks and on one, {two_ranks.STEPS} steps"
-    wanted: Mapping[str, Callable[[Of], bool]] = {
-        "parameters within 1e-5 after each step": lambda of: of("3", "largest difference") <= 1e-5
-    }
-    for one in figures.get(("ranks", "3"), ()):
-        yield f"   largest difference {one['largest difference']:.1e}"
-    yield from _criteria("ranks", figures, wanted)
+def _less(setting: str, other: str) -> Callable[[Figures], float]:
+    return lambda of: of(other, EXPOSURE) - of(setting, EXPOSURE)
+
+
+def _p(setting: str) -> Callable[[Figures], float]:
+    return lambda of: of.p(setting)
+
+
+CANARIES = (
+    Criterion("1: seen once, canaries are not told from others", "p", _p("1"), 0.05),
+    Criterion("3 above 2: exposure rises with repetitions", "bits", _less("2", "3"), 0.5),
+    Criterion("4 above 3: and rises further", "bits", _less("3", "4"), 0.5),
+    Criterion("4: seen 64 times they are known", "AUC", lambda of: of("4", AUC), 0.9,
+              required=True),
+    Criterion("5 below 4: less if the first blocks learn nothing", "bits", _less("5", "4"), 0),
+    Criterion("6 below 4: less if the head alone learns", "bits", _less("6", "4"), 0,
+              required=True),
+    Criterion("7 below 4: less if early layers alone learn", "bits", _less("7", "4"), 0),
+    Criterion("7 below 5: early layers know less than late ones", "bits", _less("7", "5"), 0),
+    Criterion("5: known all the same", "p", _p("5"), most=1e-3, required=True),
+    Criterion("6: known all the same", "p", _p("6"), most=1e-3, required=True),
+    Criterion("7: known all the same", "p", _p("7"), most=1e-3, required=True),
+    Criterion("8: filtered, they are not told from others", "p", _p("8"), 0.05, required=True),
+)  # fmt: skip
+
+
+def _above(setting: str, other: str, name: str) -> Callable[[Figures], float]:
+    return lambda of: of(setting, name) - of(other, name)
+
+
+LANES = (
+    Criterion("3 and 2: an isolated lane keeps A as a perfect filter does", "nats",
+              _above("3", "2", RETAIN), most=0.1),
+    Criterion("3 and 2: and without the lane B is as little known", "nats",
+              _above("3", "2", FORGET), -0.2),
+    Criterion("3: with the lane B is known", "nats", lambda of: of("3", FORGET) - of("3", BEFORE),
+              1),
+    Criterion("2 above 6: a filter that overlooks 10 % of B has learned B", "nats",
+              _above("2", "6", FORGET), 0.5),
+    Criterion("7 above 6: the isolated lane has not", "nats", _above("7", "6", FORGET), 0.5),
+    Criterion("7a above 6: nor has it if what is undiscovered counts as A", "nats",
+              _above("7a", "6", FORGET), 0.5),
+    Criterion("8 above 6: nor has SGTM", "nats", _above("8", "6", FORGET), 0.3),
+    Criterion("9 above 6: nor has routing of activations", "nats", _above("9", "6", FORGET), 0.3),
+    Criterion("4 above 2: SGTM costs A something", "nats", _above("4", "2", RETAIN), 0),
+    Criterion("5 above 4: and less than routing of activations", "nats",
+              _above("5", "4", RETAIN), 0),
+)  # fmt: skip
+
+
+def _moved(setting: str) -> Callable[[Figures], float]:
+    """How far the entropies of the layers lie off those of setting 1, at most."""
+    layers = ("layer 0", "layer 1", "layer 2")
+    return lambda of: max(abs(of(setting, one) - of("1", one)) for one in layers)
+
+
+ENTROPIES = (
+    Criterion("2: random labels are learned by heart", "share", lambda of: of("2", "fitted"), 0.99,
+              required=True),
+    Criterion("2: which is no use on others", "share", lambda of: of("2", "test accuracy"),
+              most=0.2, required=True),
+    Criterion("3: regularised, the network is right on others", "share",
+              lambda of: of("3", "test accuracy"), 0.9, required=True),
+    Criterion("3 by 2: and its entropies have moved more", "ratio",
+              lambda of: _moved("3")(of) / _moved("2")(of), 1, required=True),
+)  # fmt: skip

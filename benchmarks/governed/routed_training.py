@@ -49,6 +49,8 @@ class Routed:
         self._models = GovernedModels(wanted)
         self._models.take(model)
         self._optimizers = GovernedOptimizers(wanted, self._models, lambda one: [one])
+        self._optimizers.private_rows = False
+        self._optimizers.resize()
         self._optimizers.watch(optimizer)
         self._optimizer = optimizer
         self.router = self._models.router
@@ -69,8 +71,8 @@ class Routed:
 
     def step(self) -> None:
         """Divide the gradients by what each layer has admitted, and step."""
-        self._optimizers.normalize(self._optimizer, zeroes=True)
-        self._optimizer.step()
+        with self._optimizers.step(self._optimizer, zeroes=True):
+            self._optimizer.step()
         self._optimizer.zero_grad()
 
     def sources(self, codes: Codes) -> RowSources:
