@@ -89,7 +89,7 @@ def _ranks(experiment: str) -> list[int]:
 
 def _problems(trial: dict[str, Any]) -> list[str]:
     """What of the promise the report does not show."""
-    found = []
+    found = [f"it is not verified: {trial['unverified']}"] if trial["unverified"] else []
     if trial["violations"] != 0 or not trial["measured"]:
         found.append(f"{trial['violations']} violations in {len(trial['measured'])} probes")
     if trial["coverage"] != [1.0] * len(trial["layers"]):

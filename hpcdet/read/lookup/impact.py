@@ -114,6 +114,7 @@ def impact(experiments: Iterable[ExperimentPaths], source: str) -> Impact:
 
     trials: dict[Path, _Trial] = {}
     warnings: list[str] = []
+    unread: list[str] = []
     without, known = 0, set[str]()
     for paths in experiments:
         try:
@@ -126,9 +127,10 @@ def impact(experiments: Iterable[ExperimentPaths], source: str) -> Impact:
                 trials[one.paths.root.resolve()] = found
                 known |= found.sources
         except UNREADABLE as error:
-            warnings.append(left_out(paths, error))
+            unread.append(left_out(paths, error))
     if source not in known:
-        raise _unknown(source, known, warnings)
+        raise _unknown(source, known, unread)
+    warnings += unread
     if without:
         warnings.append(f"{without} experiments have no policy: what reached them is not known")
     _join(trials)
@@ -140,12 +142,11 @@ def _named(history: PolicyHistory | None) -> set[str]:
     return set() if history is None else {one.id for one in history.newest.sources}
 
 
-def _unknown(source: str, known: Iterable[str], warnings: list[str]) -> NotFound:
+def _unknown(source: str, known: Iterable[str], unread: list[str]) -> NotFound:
     near = difflib.get_close_matches(source, sorted(known), n=3)
     hint = f"did you mean {', '.join(near)}?" if near else "hpcdet policy show EXP names them"
     what = "no policy and no checkpoint knows this source"
-    left = f"; {warnings[0]}" if warnings else ""
-    return NotFound(what + left, where=source, hint=hint)
+    return NotFound("; ".join([what, *unread]), where=source, hint=hint)
 
 
 def _lanes(history: PolicyHistory | None) -> frozenset[str]:
