@@ -6,12 +6,13 @@ would train without the policy that lies beside it.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdet.policy import governed_metrics
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
-from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.config.resolved_config import GOVERNANCE_KEYS, Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 
@@ -61,7 +62,13 @@ def _trace(paths: ExperimentPaths) -> str:
             return f"{path.name} is there"
     record = files.read_json(paths.provenance)
     named = isinstance(record, dict) and record.get("policy")
-    return f"{paths.provenance.name} names it" if named else ""
+    if named:
+        return f"{paths.provenance.name} names it"
+    with contextlib.suppress(PermissionError):  # who may not read keys trains nothing
+        kept = files.read_json(paths.secrets)
+        if isinstance(kept, dict) and any(f"governance.{name}" in kept for name in GOVERNANCE_KEYS):
+            return f"{paths.secrets.name} has its keys"
+    return ""
 
 
 def _is_there(path: Path) -> bool:

@@ -15,6 +15,7 @@ import yaml
 from hpcdet.control.requests import fork
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Revealed
 from tests import TOP
 from tests.builders import Builder
 from tests.commands import Cli
@@ -122,6 +123,13 @@ def test_a_config_that_has_lost_its_policy_is_refused(cli: Cli, policy: Path, ve
     config["governance"], config["searcher"]["constraints"] = None, []
     (cli.root / id / "experiment.yaml").write_bytes(resolved_config.dump(config))
     assert "G110" in cli(*verb.split(), id, code=9).err
+
+
+@pytest.mark.parametrize("verb", ["resume", "release", "fork"])
+def test_after_its_twin_key_was_revealed_nothing_goes_on(cli: Cli, policy: Path, verb: str) -> None:
+    id = prepared(cli, policy)
+    Revealed(id).write_once(ExperimentPaths(cli.root / id).revealed)
+    assert "P10: its twin key was revealed" in cli(verb, id, code=4).err
 
 
 def test_an_archive_has_the_policy_and_a_copy_elsewhere_too(

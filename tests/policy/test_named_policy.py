@@ -48,7 +48,10 @@ def test_whoever_has_none_needs_none(tmp_path: Path) -> None:
     assert named_policy.require(paths, PLAIN) is None
 
 
-@pytest.mark.parametrize("left", ["policy.json", "policy.yaml", "policies", "provenance.json"])
+LEFT = ("policy.json", "policy.yaml", "policies", "provenance.json", "secrets.json")
+
+
+@pytest.mark.parametrize("left", LEFT)
 def test_a_config_that_has_lost_its_policy_is_told_by_what_is_left(
     left: str, tmp_path: Path
 ) -> None:
@@ -56,7 +59,8 @@ def test_a_config_that_has_lost_its_policy_is_told_by_what_is_left(
     if left == "policies":
         path.mkdir()
     else:
-        path.write_bytes(files.canonical({"policy": {"name": "p"}}))
+        names = {"policy": {"name": "p"}, "governance.run_key": "ab"}
+        path.write_bytes(files.canonical(names))
     assert left in refusal(ExperimentPaths(tmp_path), PLAIN)
 
 

@@ -59,7 +59,7 @@ def test_forks_that_still_train_keep_it_secret_and_end_with_it(cli: Cli) -> None
 @pytest.mark.parametrize(
     ("governance", "code", "says"),
     [
-        ({}, 3, "has no twins"),
+        ({}, 3, "has neither twins nor canaries"),
         ({"commitment": twin_keys.commitment(b"another key of 16")}, 9, "not the one that was"),
         ({"commitment": "sha256:00", "twin_key": {"env": "NOT_THERE"}}, 4, "NOT_THERE is not set"),
     ],
