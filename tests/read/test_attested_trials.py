@@ -31,8 +31,8 @@ POLICY = CompiledPolicy(
     matrix=((0.0, 1.0), (1.0, 1.0)),
     trust=(TrustedKey("pi-lee", "policy", key_files.public(LEE)),),
 )
-TIGHT = dataclasses.replace(POLICY, matrix=((0.0, 0.0), (1.0, 1.0)))
-ISOLATED = dataclasses.replace(POLICY, assurance="isolated")
+TIGHT = dataclasses.replace(POLICY, version=2, matrix=((0.0, 0.0), (1.0, 1.0)))
+ISOLATED = dataclasses.replace(POLICY, version=2, assurance="isolated")
 EXP = "ruled-7f3a"
 
 
