@@ -16,6 +16,7 @@ from hpcdet.policy.ledger import anchored, records
 from hpcdet.policy.ledger.anchored import AnchoredHead
 from hpcdet.policy.ledger.records import LedgerOwner
 from hpcdet.policy.ledger.writer import LedgerWriter
+from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from tests.builders import Builder
 from tests.commands import Cli, Ran
@@ -131,7 +132,11 @@ def worm(trial: TrialPaths, tmp_path: Path) -> Path:
 
 def anchor(trial: TrialPaths, *anchors: str) -> None:
     policy = dataclasses.replace(POLICY, ledger=LedgerRules(1000, anchors))
-    (trial.root.parent.parent / "policy.json").write_text(policy.to_json())
+    paths = ExperimentPaths(trial.root.parent.parent)
+    paths.compiled_policy.write_text(policy.to_json())
+    governance = {"policy": "p", "digest": policy.digest}
+    value = {**resolved_config.load(paths.config).raw, "governance": governance}
+    paths.config.write_bytes(resolved_config.dump(value))
 
 
 def file_of(worm: Path, number: int = 1) -> Path:

@@ -18,6 +18,7 @@ from hpcdet.read.experiment.gather import gather
 from hpcdet.read.exports.governed_model import governed_model
 from hpcdet.read.governed.governed_trials import governance
 from hpcdet.read.report import render
+from hpcdet.store.config import resolved_config
 from tests.commands import Cli
 from tests.ruled import Ruled, forge
 
@@ -75,6 +76,18 @@ def test_no_reader_believes_a_forged_policy(cli: Cli, ruled: Ruled, tmp_path: Pa
     assert not to.exists()
     ran = cli("policy", "impact", "hosp-a", code=3)
     assert f"{EXP} is left out: policy.json: G110" in flat(ran.err)
+
+
+def test_a_config_that_names_its_policy_no_more_hides_nothing(
+    cli: Cli, ruled: Ruled, tmp_path: Path
+) -> None:
+    ruled.attempt(POLICY, {"hosp-a": 3, "public": 5})
+    raw = dict(resolved_config.load(ruled.paths.config).raw)
+    del raw["governance"]
+    ruled.paths.config.write_bytes(resolved_config.dump(raw))
+    for verb in ("policy report", "ledger verify", "report", "policy show"):
+        err = flat(cli(*verb.split(), EXP, code=9).err)
+        assert "G110: the config names no policy, and the experiment has or had one" in err, verb
 
 
 def test_each_stretch_of_training_is_judged_by_its_own_policy(cli: Cli, ruled: Ruled) -> None:

@@ -109,11 +109,10 @@ def governed_model(gathered: Gathered, trial: int = 0, checkpoint: str = "") -> 
         IntegrityError: a file is missing, is not listed, or has another size.
         GovernanceBroken: the policy, a ledger or the checkpoint's account is not as written.
     """
-    if gathered.config.governance is None:
+    experiment = GovernedExperiment(gathered.paths)
+    if experiment.history is None:
         hint = "only models that trained under a policy are exported: hpcdet policy ls"
         raise NotFound("the experiment has no policy", where=gathered.id, hint=hint)
-    experiment = GovernedExperiment(gathered.paths)
-    assert experiment.history is not None
     policy = experiment.history.newest
     if policy.ablates:
         raise PolicyRefused(

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hpcdet.errors import IntegrityError
+from hpcdet.policy import named_policy
 from hpcdet.policy.changes import policy_history
 from hpcdet.policy.changes.policy_history import PolicyHistory
 from hpcdet.policy.codes import GovernanceBroken
@@ -35,7 +36,8 @@ class GovernedExperiment:
         history: None: it has no policy.
 
     Raises:
-        GovernanceBroken: the policy is not the one that was submitted, or a change is not signed.
+        GovernanceBroken: the policy is not the one that was submitted, a change is not signed, or
+            the config names no policy any more.
     """
 
     def __init__(self, paths: ExperimentPaths) -> None:
@@ -43,8 +45,11 @@ class GovernedExperiment:
         self.history: PolicyHistory | None = None
         self.trust: list[str] = []
         self.certifiers: list[str] = []
-        governance = resolved_config.load(paths.config).governance
-        if governance is not None:
+        config = resolved_config.load(paths.config)
+        governance = config.governance
+        if governance is None:
+            named_policy.require(paths, config)
+        else:
             self.history = policy_history.load(paths, governance, own=False)
             self.trust = run_keys.signers(self.history.newest, governance)
             self.certifiers = run_keys.certifiers(self.history.newest)

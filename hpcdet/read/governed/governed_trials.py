@@ -198,9 +198,9 @@ def governance(
     from hpcdet.read.experiment.gather import gather
 
     gathered = gather(source)
-    if gathered.config.governance is None:
-        return []
     experiment = GovernedExperiment(gathered.paths)
+    if experiment.history is None:
+        return []
     chosen = [one for one in gathered.trials if trial in (0, one.number)]
     return [_view(gathered, one, experiment, checkpoint) for one in chosen]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from hpcdet.errors import IntegrityError
-from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.policy import named_policy
 from hpcdet.policy.ledger import anchored, records
 from hpcdet.policy.ledger.anchored import AnchoredHead
 from hpcdet.store.config import resolved_config
@@ -72,12 +72,11 @@ def _anchors(paths: ExperimentPaths) -> list[str]:
     """The anchors that the policy of an experiment, or a change of it, names."""
     from hpcdet.policy.changes import policy_history
 
-    governance = resolved_config.load(paths.config).governance
-    policies: Sequence[CompiledPolicy] = ()
-    if governance is not None:
-        policies = policy_history.load(paths, governance, own=False).policies
-    elif paths.compiled_policy.exists():
-        policies = (CompiledPolicy.load(paths.compiled_policy),)
+    config = resolved_config.load(paths.config)
+    if config.governance is None:
+        named_policy.require(paths, config)
+        return []
+    policies = policy_history.load(paths, config.governance, own=False).policies
     return list(dict.fromkeys(anchor for one in policies for anchor in one.ledger.anchor))
 
 

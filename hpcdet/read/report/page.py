@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdet import __version__, units
+from hpcdet.policy import named_policy
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.experiment.timing import PHASES
 from hpcdet.read.report import curves, fronts, timeline_chart
@@ -136,6 +137,7 @@ class GovernedTrial:
 def _governed(gathered: Gathered) -> Iterator[GovernedTrial]:
     """Yield trials under the policy; none without one."""
     if gathered.config.governance is None:
+        named_policy.require(gathered.paths, gathered.config)
         return
     from hpcdet.policy.codes import RESUME_CODES
     from hpcdet.read.governed import recorded_words
