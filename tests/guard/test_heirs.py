@@ -22,6 +22,7 @@ from tests.governed_model import SIZES
 from tests.guard.test_governed import BATCH, MATRIX, make, policy, state_of
 from tests.guard.test_trial_ledgers import kill_behind, ledgers, sound
 from tests.pytorch.test_bits_local import interrupt
+from tests.ruled import forge
 
 pytestmark = pytest.mark.xdist_group("governed")
 
@@ -147,6 +148,13 @@ def test_an_heir_whose_policy_does_not_know_a_source_is_not_clean_of_it(
     record = Trial(1, {"global_batch_size": BATCH}, 11, parent=named)
     other.record.unlink()
     Trial(**{**vars(record), "origin": parents.origin_of(made)}).write_once(other.record)
+    # what it has of its parent is compared with the ledgers of that
+    [manifest] = other.checkpoints.glob("*.g0/MANIFEST.json")
+    cli("ckpt", "verify", manifest.parent, "--quick")
+    whole = manifest.read_bytes()
+    forge(manifest.parent, lambda said: said["exposure"].__setitem__(2, [0.0, 0.0, 0.0]))
+    assert "G114" in cli("ckpt", "verify", manifest.parent, "--quick", code=9).err
+    manifest.write_bytes(whole)
     interrupt(other, tmp_path / "1", "train:11", kill_behind(other, 8), 1)
     attempt = ranks.run(other, 1)
     verdict = attempt.verdict()
@@ -161,6 +169,8 @@ def test_an_heir_whose_policy_does_not_know_a_source_is_not_clean_of_it(
     assert f"denied, {after['E'][2][2]:g} before" in cli("policy", "report", "heir-2222").out
     reached = {one["experiment"] for one in cli("policy", "impact", "c", "-o", "json").items}
     assert reached == {"parent-1111", "heir-2222"}
+    assert item["unverified"] == "" and "NOT VERIFIED" not in cli("policy", "impact", "c").err
+    cli("ledger", "verify", "heir-2222")
 
 
 def test_ledgers_go_with_a_checkpoint_into_another_experiment(
