@@ -58,7 +58,7 @@ def test_a_killed_trial_is_reported_with_its_rollback(cli: Cli, tmp_path: Path) 
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "{" not in text and "[" not in text  # JSON is for -o json
     observed = item["recorded"]["entropy"]["observed"]
-    [line] = [one for one in text.splitlines() if one.strip().startswith("of sources")]
+    [line] = [one for one in text.splitlines() if one.strip().startswith("of sources ")]
     assert line.split()[2:] == [f"{one:.3f}" for one in observed]
     assert f"hash {item['recorded']['ledger']['hash'][:12]}…" in text.replace("\n    ", " ")
     assert "random numbers: digests of 2 ranks" in text and "lr, " in text
