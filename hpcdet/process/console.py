@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
+from pathlib import Path
 
 from hpcdet.process.location import named
+
+_OWN = f"{Path(__file__).parents[1]}/"
 
 
 def say(text: str) -> None:
@@ -15,9 +18,17 @@ def say(text: str) -> None:
         print(f"hpcdet: {text}", file=sys.stderr, flush=True)
 
 
-def say_error(error: BaseException) -> None:
-    """An error with its traceback, on standard error."""
+def say_error(error: BaseException, *, own_frames: bool = True) -> None:
+    """An error with its traceback, on standard error.
+
+    Args:
+        own_frames: with frames of hpcdet and of the interpreter's start; without them, and
+            without any other, there is the error alone.
+    """
+    told = traceback.TracebackException.from_exception(error)
+    if not own_frames:
+        foreign = [one for one in told.stack if not one.filename.startswith((_OWN, "<frozen "))]
+        told.stack = traceback.StackSummary.from_list(foreign)
+    lines = told.format() if told.stack or own_frames else told.format_exception_only()
     with contextlib.suppress(OSError):
-        print(
-            named("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True
-        )
+        print(named("".join(lines)), end="", file=sys.stderr, flush=True)

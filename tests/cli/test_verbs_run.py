@@ -19,6 +19,7 @@ from hpcdet.checkpoint import save
 from hpcdet.cli.request import send_commands
 from hpcdet.cli.run import preflight
 from hpcdet.errors import ConfigError, Unavailable
+from hpcdet.policy.codes import PolicyRefused
 from hpcdet.read.lookup import find
 from hpcdet.read.views import views
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -397,6 +398,20 @@ def test_code_that_fails_its_test_is_never_queued(lab: Lab) -> None:
     error = json.loads(ran.err)["error"]
     assert "no_such_module_anywhere" in error["message"] and "model_def.py" in error["hint"]
     assert list(lab.cli.root.iterdir()) == []
+
+
+def test_what_a_policy_refuses_is_told_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "settings", lambda: SimpleNamespace(verbose=False))
+    error = PolicyRefused("P07", "it mixes the rows", where="norm", hint="use GroupNorm")
+    frame = '  File "/tmp/x/code/model_def.py", line 3, in __init__\n'
+    output = f"Traceback\n{frame}hpcdet.policy.codes.PolicyRefused: {error}\n"
+    output += f"hpcdet: the test failed while training and saving: {error}\n"
+    wanted: Any = SimpleNamespace(model_dir=tmp_path)
+    with pytest.raises(ConfigError, match="norm: P07: it mixes") as caught:
+        preflight.judge(wanted, 1, output)
+    assert caught.value.hint == "use GroupNorm"
 
 
 @pytest.mark.parametrize("frame", ["", '  File "/tmp/x/code/train.py", line 3, in main\n'])

@@ -32,7 +32,8 @@ from hpcdet.store.fs import files
 _WALLTIME_S = 600
 _NODE_S = 1800.0
 _OURS = "hpcdet: "
-_ERRORS = ("hpcdet.errors.", "hpcdet.policy.codes.")
+_REFUSALS = "hpcdet.policy.codes."
+_ERRORS = ("hpcdet.errors.", _REFUSALS)
 _HINT = "hint: "
 
 
@@ -211,14 +212,17 @@ def judge(wanted: SubmitRequest, code: int, output: str) -> None:
             settings().note("\n".join(ours))
         return
     told = [line.strip() for line in said if not line.startswith(_OURS)]
-    advice = told.pop().removeprefix(_HINT) if told and told[-1].startswith(_HINT) else ""
+    advice = ""
+    while told and told[-1].startswith(_HINT):  # the rank's, and that of who watched it
+        advice = told.pop().removeprefix(_HINT)
     cause = told[-1] if told else ""
     frames = [line for line in said if line.lstrip().startswith('File "')]
     hint = "\n".join(said[-25:])
     users = [line for line in frames if "/code/" in line or "/hpcdet/" not in line]
+    refused = cause.startswith(_REFUSALS)
     if cause.startswith(_ERRORS):
         cause = cause.partition(": ")[2]
-        hint = hint if users else advice  # it says all
+        hint = hint if users and not refused else advice  # it says all
     raise ConfigError(
         f"the code failed its test: {cause or f'exit {code}'}",
         where=str(wanted.model_dir),

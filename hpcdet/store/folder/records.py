@@ -112,15 +112,16 @@ class Verdict(JsonRecord):
     Attributes:
         verdict: ``done`` (nothing left to do until a new control), ``resume`` (go on from the
             latest checkpoint), ``fail`` (an error in user code), ``norestart`` (trying again
-            cannot help: ``InvalidHP``, or no checkpoint that can be gone on from).
+            cannot help: ``InvalidHP``, no checkpoint that can be gone on from, or a policy that
+            refuses the training).
         cause: why it ended now.
         batches: batches trained by the trial so far.
         until: the length that was asked for, when it ended because that was reached. Code that
             ends by itself before leaves None.
-        error: the last line of the traceback, for ``fail``, ``norestart`` and ``unproven``; what
-            a node does not attest, for ``refused``.
-        unrecoverable: with ``norestart``: the trial's checkpoints are to blame, and not its
-            hyperparameters.
+        error: the last line of the traceback, for ``fail``, ``norestart`` and ``unproven``; all
+            that governance says, with the repair; what a node does not attest, for ``refused``.
+        unrecoverable: with ``norestart``: the trial's checkpoints or its policy are to blame, and
+            not its hyperparameters.
         node: the one that is ``refused``; "" otherwise.
     """
 

@@ -32,7 +32,13 @@ from hpcdet.store.trials.manifests import ManifestMeta
 from hpcdet.store.trials.parents import Parent
 from hpcdet.train.attempt import fingerprint, stop_request
 from hpcdet.train.attempt.coordinator import Coordinator
-from hpcdet.train.attempt.verdicts import InvalidHP, clearer, peers_lost, verdict_on
+from hpcdet.train.attempt.verdicts import (
+    InvalidHP,
+    clearer,
+    of_governance,
+    peers_lost,
+    verdict_on,
+)
 from hpcdet.train.checkpoints.checkpointer import Keeper
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.checkpoints.pending import SaveOptions
@@ -276,7 +282,7 @@ class Session:
             self.tracker.close()
             return peers_lost(error)
         error = clearer(error)
-        say_error(error)
+        say_error(error, own_frames=not of_governance(error))
         self.keeper.give_up(lambda: bool(signals.heard()))
         self._conclude(verdict_on(error, self.keeper.latest))
         if self.ranks.chief:

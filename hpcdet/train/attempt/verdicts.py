@@ -6,7 +6,7 @@ import traceback
 from typing import Literal
 
 from hpcdet.errors import Unrecoverable
-from hpcdet.policy.codes import NODE_REFUSED, RESUME_CODES, GovernanceBroken, PolicyRefused
+from hpcdet.policy.codes import NODE_REFUSED, GovernanceBroken, PolicyRefused
 from hpcdet.process import deterministic
 from hpcdet.process.console import say, say_error
 from hpcdet.process.location import AttemptLocation, named
@@ -36,12 +36,12 @@ def verdict_on(error: BaseException, checkpoint: str) -> Verdict:
         )
     if _is_refused(error):
         return _refused(error, checkpoint)
-    unrecoverable = isinstance(error, Unrecoverable) or _breaks_a_check(error)
+    unrecoverable = isinstance(error, Unrecoverable) or of_governance(error)
     return Verdict(
         "norestart" if unrecoverable or isinstance(error, InvalidHP) else "fail",
         "error",
         checkpoint=checkpoint,
-        error=last_line(error),
+        error=_said(error),
         unrecoverable=unrecoverable,
         at=files.now(),
     )
@@ -59,18 +59,22 @@ def unsaid_failure(place: AttemptLocation, error: BaseException) -> int:
     if is_peer_loss(error):
         return peers_lost(error)
     error = clearer(error)
-    say_error(error)
-    broken = _breaks_a_check(error)
-    kind: Literal["norestart", "fail"] = "norestart" if broken else "fail"
-    said = Verdict(kind, "error", error=last_line(error), unrecoverable=broken, at=files.now())
+    say_error(error, own_frames=not of_governance(error))
+    final = of_governance(error)
+    kind: Literal["norestart", "fail"] = "norestart" if final else "fail"
+    said = Verdict(kind, "error", error=_said(error), unrecoverable=final, at=files.now())
     (_refused(error) if _is_refused(error) else said).write_once(place.attempt.verdict)
     return 1
 
 
-def _breaks_a_check(error: BaseException) -> bool:
-    """True if a check of governed state or data has failed: the next attempt finds the same."""
-    unknown = isinstance(error, PolicyRefused) and error.policy_code in RESUME_CODES
-    return unknown or isinstance(error, GovernanceBroken)
+def of_governance(error: BaseException) -> bool:
+    """True if a policy refuses this, or governed state is broken: the next attempt ends alike."""
+    return isinstance(error, PolicyRefused | GovernanceBroken)
+
+
+def _said(error: BaseException) -> str:
+    """What people read of an error that ends a trial; governance says the repair, too."""
+    return named(str(error)) if of_governance(error) else last_line(error)
 
 
 def _is_refused(error: BaseException) -> bool:
