@@ -76,6 +76,34 @@ def test_a_file_holds_every_head_and_everybody_may_read_it(tmp_path: Path, ledge
     ]
 
 
+@ROOT
+def test_what_another_user_has_put_in_its_place_gets_nothing(tmp_path: Path, ledger: Path) -> None:
+    folder = tmp_path / "worm"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    path = anchored.path_in(folder, "digits-7f3a", 3, UID)
+    path.touch()
+    os.chown(path, OTHER, OTHER)
+    anchors = Anchoring([f"file:{folder}"], OF, ledger)
+    give(anchors, 1)
+    assert anchors.news() == [(f"file:{folder}", f"{path} is user {OTHER}'s: remove it")]
+    assert path.read_bytes() == b""
+    path.unlink()
+    give(anchors, 2)
+    assert anchors.news() == [(f"file:{folder}", "")], "it holds heads again"
+    assert seqs(folder) == [2]
+
+
+def test_a_folder_that_others_may_empty_holds_nothing(tmp_path: Path, ledger: Path) -> None:
+    folder = tmp_path / "worm"
+    folder.mkdir()
+    folder.chmod(0o777)
+    anchors = Anchoring([f"file:{folder}"], OF, ledger)
+    give(anchors, 1)
+    assert "everybody may remove what" in dict(anchors.close())[f"file:{folder}"]
+    assert not list(folder.iterdir())
+
+
 @pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM])
 def test_a_syslog_gets_a_line(
     kind: socket.SocketKind, tmp_path: Path, ledger: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.policy.ledger import anchored
+from hpcdet.store.folder import trust
 
 _SYSLOG = Path("/dev/log")
 
@@ -48,9 +49,9 @@ def _of_folder(folder: Path) -> str:
         raise _refused(folder, f"{error.strerror}", hint) from None
     if not stat.S_ISDIR(found.st_mode):
         raise _refused(folder, "it is no folder", "name the folder that is to hold the files")
-    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        hint = f"chmod o-w {folder}, or chmod +t {folder}"
-        raise _refused(folder, "everybody may remove what it holds", hint)
+    if removers := trust.removers(found):
+        hint = f"chmod +t {folder}, or chmod go-w {folder}"
+        raise _refused(folder, f"{removers} may remove what it holds", hint)
     if not os.access(folder, os.W_OK | os.X_OK):
         hint = "ask its owner for a group that may, or name another"
         raise _refused(folder, "you may not make files in it", hint)

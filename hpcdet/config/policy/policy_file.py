@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcdet import shipped
 from hpcdet.config.policy.compile_policy import compile_policy
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, IntegrityError
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.policy.compiled import PolicyText
 from hpcdet.store.folder import trust
@@ -29,20 +29,22 @@ def read_policy(name: str, folder: Path | None = None) -> PolicyText:
         PolicyRefused: it is wrong (P01 and others), not there, or one that others may write.
     """
     path = find(name, folder)
+    hint = "a path begins at the config's folder; hpcdet policy ls lists what hpcdet ships"
     try:
-        trust.refuse_writable_by_others(path, "policy")
-        text = yaml12.text(path)
+        with trust.open_trusted(path, "policy") as file:
+            text = yaml12.text_of(file, str(path))
     except OSError as error:
         what = f"cannot read the policy: {error.strerror}"
-        hint = "a path begins at the config's folder; hpcdet policy ls lists what hpcdet ships"
         raise PolicyRefused("P01", what, where=str(path), hint=hint) from error
+    except IntegrityError as error:
+        raise PolicyRefused("P01", error.what, where=str(path), hint=hint) from error
     except ConfigError as error:
         raise PolicyRefused("P01", error.what, where=error.where, hint=error.hint) from error
     today = datetime.datetime.now(datetime.UTC).date()
 
     def load(name: str) -> Any:
-        trust.refuse_writable_by_others(path.parent / name, "reference of the policy")
-        return bounded_json.json_value(files.read(path.parent / name))
+        with trust.open_trusted(path.parent / name, "reference of the policy") as file:
+            return bounded_json.json_value(files.bounded_read(file, path.parent / name))
 
     return PolicyText(text, compile_policy(text, str(path), today, load))
 

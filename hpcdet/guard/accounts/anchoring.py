@@ -22,6 +22,7 @@ from pathlib import Path
 from hpcdet.policy.ledger import anchored
 from hpcdet.policy.ledger.anchored import AnchoredHead
 from hpcdet.policy.ledger.records import LedgerHead, LedgerOwner
+from hpcdet.store.folder import trust
 from hpcdet.store.fs import files
 from hpcdet.train.checkpoints.background import Background
 
@@ -31,6 +32,7 @@ PATIENCE_S = 10.0
 LAST_S = 5.0
 """For the last heads of an attempt, all anchors together."""
 _LOOK_S = 0.02
+_APPENDED = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _READABLE = 0o644
 """Who may enter an anchor's folder may read in it."""
 _NOTICE_OF_USER = 13
@@ -134,12 +136,22 @@ def _delivery(anchor: str, of: LedgerOwner) -> Deliver:
 
 
 def _to_file(path: Path, head: AnchoredHead, _: GiveUp) -> None:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    fd = os.open(path, flags, _READABLE)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        around = os.fstat(folder)
+        if removers := trust.removers(around):
+            raise ValueError(f"{removers} may remove what {path.parent} holds: chmod +t it")
+        fd = os.open(path.name, _APPENDED, _READABLE, dir_fd=folder)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        os.close(folder)
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise ValueError(f"{path} is no file")
+        if found.st_uid not in anchored.owners(around, os.geteuid()):
+            raise ValueError(f"{path} is {trust.user(found.st_uid)}'s: remove it")
         if found.st_size == 0:  # new: the umask has no say, and its name has to last
             with contextlib.suppress(OSError):
                 os.fchmod(fd, _READABLE)

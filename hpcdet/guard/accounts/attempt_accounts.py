@@ -134,7 +134,8 @@ class AttemptAccounts:
     def _tell(self, anchor: str, error: str) -> None:
         """Record that an anchor fails, or holds heads again (""), and say so."""
         self._session.tracker.record("governance", event="anchor", anchor=anchor, error=error)
-        say(f"anchor {anchor}: {error or 'it holds the head of the ledger again'}")
+        without = f"{error}; training goes on without it"
+        say(f"anchor {anchor}: {without if error else 'it holds the head of the ledger again'}")
 
     def _tell_of_anchors(self, *, last: bool = False) -> None:
         for anchor, error in () if self.ledger is None else self.ledger.anchored(last=last):

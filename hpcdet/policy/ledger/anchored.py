@@ -105,6 +105,11 @@ def trials_in(folder: Path, experiment: str, uid: int) -> list[int]:
     return sorted(int(found[1]) for one in os.listdir(folder) if (found := name.fullmatch(one)))
 
 
+def owners(folder: os.stat_result, uid: int) -> set[int]:
+    """Return who may own a user's file in a folder: a service of the site may take it over."""
+    return {uid, 0, folder.st_uid}
+
+
 def heads_in_folder(folder: Path, experiment: str, trial: int, uid: int) -> set[AnchoredHead]:
     """Return the heads of a trial that a ``file:`` anchor holds.
 
@@ -113,7 +118,7 @@ def heads_in_folder(folder: Path, experiment: str, trial: int, uid: int) -> set[
         IntegrityError: its file is none, another user has put it there, or as ``heads_in``.
     """
     path = path_in(folder, experiment, trial, uid)
-    whose = {uid, 0, os.stat(folder).st_uid}  # a service of the site may have taken it over
+    whose = owners(os.stat(folder), uid)
     try:
         file = files.open_file(path)
     except FileNotFoundError:

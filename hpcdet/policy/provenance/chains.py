@@ -21,6 +21,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.policy import dsse
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.provenance.source_manifests import SourceManifest
+from hpcdet.store.folder import trust
 from hpcdet.store.fs import bounded_json, files, typed_fields
 
 LinkKind = Literal["acquire", "transform", "shard", "admit", "revoke"]
@@ -126,9 +127,11 @@ class SourceChain:
 
         Raises:
             GovernanceBroken: a line is neither a link nor a signature, in canonical form (G111).
+            ConfigError: others than its owner may change it.
             OSError: it is not there, or may not be read.
         """
-        data = files.read(path, LARGEST)
+        with trust.open_trusted(path, "provenance chain", any_owner=True) as file:
+            data = files.bounded_read(file, path, LARGEST)
         links: list[ChainLink] = []
         signatures: dict[int, tuple[LinkSignature, ...]] = {}
         for number, line in enumerate(data.splitlines(keepends=True), 1):

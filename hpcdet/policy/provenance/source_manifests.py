@@ -21,6 +21,7 @@ from typing import BinaryIO
 from hpcdet.errors import IntegrityError
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.merkle import Merkle
+from hpcdet.store.folder import trust
 from hpcdet.store.fs import bounded_json, files, typed_fields
 
 SCHEMA = "hpcdet-manifest/1"
@@ -106,9 +107,11 @@ class SourceManifest:
 
         Raises:
             GovernanceBroken: it is not what was written (G111), or of another version (G101).
+            ConfigError: others than its owner may change it.
             OSError: it is not there, or may not be read.
         """
-        data = files.read(path, files.HUGE)
+        with trust.open_trusted(path, "manifest", any_owner=True) as file:
+            data = files.bounded_read(file, path, files.HUGE)
         try:
             raw = bounded_json.json_value(data, bounded_json.MANY_NODES)
             if raw["schema"] != SCHEMA:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpcdet.errors import HpcdetError
+from hpcdet.errors import ConfigError, HpcdetError
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy, DataSource
 from hpcdet.policy.provenance import chains, source_manifests
@@ -101,8 +101,8 @@ def refuse_incomplete(policy: CompiledPolicy, folder: Path) -> None:
     with an absolute path, which nodes may see and this machine not.
 
     Raises:
-        PolicyRefused: a file is not there; or ``coverage.min`` is 1 and a chain lacks something
-            (P06).
+        PolicyRefused: a file is not there; or ``coverage.min`` is 1 and a chain lacks something,
+            or others than its owner may change a file (P06).
     """
     trust = [one.key for one in policy.trust if one.role == "data"]
     for source in policy.sources:
@@ -124,7 +124,11 @@ def refuse_incomplete(policy: CompiledPolicy, folder: Path) -> None:
 
 
 def _lack(source: DataSource, trust: list[str], folder: Path) -> str:
-    """Return why a source's chain is incomplete, without reading its data; "" if it is not."""
+    """Return why a source's chain is incomplete, without reading its data; "" if it is not.
+
+    Raises:
+        PolicyRefused: P06: others than its owner may change a file.
+    """
     assert source.chain is not None
     if source.manifest is None:
         return "the policy names no manifest of what was admitted"
@@ -135,6 +139,8 @@ def _lack(source: DataSource, trust: list[str], folder: Path) -> str:
     try:
         manifest = SourceManifest.load(folder / source.manifest.uri)
         chain = SourceChain.load(folder / source.chain.uri)
+    except ConfigError as error:
+        raise PolicyRefused("P06", error.what, where=error.where, hint=error.hint) from None
     except (HpcdetError, OSError) as error:
         return str(getattr(error, "what", error))
     if manifest.root != source.manifest.digest:
@@ -247,10 +253,11 @@ def _loaded(load: Any, path: Path, source: DataSource) -> Any:
         raise
     except (HpcdetError, OSError) as error:
         why = error.what if isinstance(error, HpcdetError) else error.strerror
+        hint = "relative paths begin at the model's folder, as it was when the experiment was "
+        hint += "submitted; for other places give the policy absolute ones"
         raise GovernanceBroken(
             "G111",
             f"cannot read what the policy names for source {source.id}: {why}",
             where=str(path),
-            hint="relative paths begin at the model's folder, as it was when the experiment was "
-            "submitted; for other places give the policy absolute ones",
+            hint=error.hint if isinstance(error, ConfigError) else hint,
         ) from None

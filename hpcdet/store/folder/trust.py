@@ -12,9 +12,11 @@ import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from hpcdet.errors import ConfigError
 from hpcdet.store.folder.names import CONFIG
+from hpcdet.store.fs import files
 
 
 def is_trusted(uid: int) -> bool:
@@ -33,8 +35,36 @@ def refuse_writable_by_others(path: Path, what: str) -> None:
         ConfigError: with the mode and what to do.
     """
     status = path.stat()  # of what it leads to, by a descriptor as well
-    path = path.resolve()
-    if not is_trusted(status.st_uid):
+    _refuse_untrusted(path.resolve(), what, status)
+
+
+def open_trusted(path: Path, what: str, *, any_owner: bool = False) -> BinaryIO:
+    """Open a file that no untrusted user may change: the file that is checked is the one read.
+
+    Its name may lead to another file at any time, if another user may rename it.
+
+    Args:
+        any_owner: it may belong to another user, as what a digest is known of.
+
+    Raises:
+        ConfigError: as ``refuse_writable_by_others``.
+        IntegrityError: it is no file.
+        OSError: as ``open``.
+    """
+    named = Path(os.path.realpath(path))  # which a link to itself does not end
+    file = os.fdopen(files.open_to_read(named, follow=False), "rb")
+    try:
+        _refuse_untrusted(named, what, os.fstat(file.fileno()), any_owner)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _refuse_untrusted(
+    path: Path, what: str, status: os.stat_result, any_owner: bool = False
+) -> None:
+    if not any_owner and not is_trusted(status.st_uid):
         raise ConfigError(
             f"the {what} belongs to {user(status.st_uid)}",
             where=str(path),
@@ -58,13 +88,17 @@ def exchangeable(root: Path) -> Iterator[str]:
         if not folder.exists():
             continue
         status = folder.stat()
-        writers = _writers(status)
-        if writers and not status.st_mode & stat.S_ISVTX:
+        if writers := removers(status):
             mode = f"{stat.S_IMODE(status.st_mode):04o}"
             yield (
                 f"{writers} may rename what lies in {folder} (mode {mode}) and put something else "
                 f"in the place of an experiment: chmod +t {folder}"
             )
+
+
+def removers(status: os.stat_result) -> str:
+    """Name those who may remove what lies in a folder of another's, in words; "" if nobody may."""
+    return "" if status.st_mode & stat.S_ISVTX else _writers(status)
 
 
 def refuse_to_run(code: Path) -> None:

@@ -134,19 +134,24 @@ def append_log(path: Path) -> BinaryIO:
     return open(path, "ab", opener=lambda name, flags: os.open(name, flags, FILE_MODE))
 
 
-def open_to_read(path: Path) -> int:
-    """Open a plain file for reading and return its descriptor. Follows links, never blocks.
+def open_to_read(path: Path, *, follow: bool = True) -> int:
+    """Open a plain file for reading and return its descriptor. Never blocks.
 
     ``open`` is asked, not ``exists``: a cached negative directory entry must not hide a file.
+
+    Args:
+        follow: a link leads to the file; else the file itself has to have this name.
 
     Raises:
         IntegrityError: what has the name is no file (a pipe, a device, a folder, a link to itself).
         OSError: as ``open``, if it is not there or may not be read.
     """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     except OSError as error:
-        kinds = {errno.ENXIO: "a socket or a device", errno.ELOOP: "a link to itself"}
+        link = "a link to itself" if follow else "a link"
+        kinds = {errno.ENXIO: "a socket or a device", errno.ELOOP: link}
         if error.errno not in kinds:
             raise
         raise no_file(path, kinds[error.errno]) from error

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -116,14 +116,24 @@ def text(path: Path) -> str:
     """Return the text of a file that a user wrote. Raises ConfigError: it cannot be read."""
     try:
         with path.open("rb") as file:  # perhaps the user's own pipe
-            found = file.read(LARGEST + 1)
-        if len(found) > LARGEST:
-            what = f"no config is that large (more than {LARGEST} bytes)"
-            raise ConfigError(what, where=str(path))
+            return text_of(file, str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read the file: {error.strerror}", where=str(path)) from error
+
+
+def text_of(file: IO[bytes], source: str) -> str:
+    """Return the text of an open file, as ``text`` does of a path; ``source``: its name."""
+    found = file.read(LARGEST + 1)
+    if len(found) > LARGEST:
+        what = f"no config is that large (more than {LARGEST} bytes)"
+        raise ConfigError(what, where=source)
+    try:
         return found.decode("utf-8")  # line ends as they are
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"cannot read the file: {reason}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        line = found[: error.start].count(b"\n") + 1
+        what = f"cannot read the file: {error}"
+        hint = "write it as UTF-8: iconv -f latin1 -t utf-8 FILE, if it is Latin-1"
+        raise ConfigError(what, where=f"{source}:{line}", hint=hint) from error
 
 
 def parse(text: str, source: str) -> Document:
@@ -172,7 +182,8 @@ def _mark(
             line = name.start_mark.line + 1
             if inner[-1] in mine and inner[-1] != "<<":
                 what = f"the key {inner[-1]!r} stands here twice"
-                raise ConfigError(what, where=f"{source}:{line}", hint=f"first: {lines[inner]}")
+                hint = f"keep one of them; the first is in line {lines[inner]}"
+                raise ConfigError(what, where=f"{source}:{line}", hint=hint)
             mine.add(inner[-1])
             lines[inner] = line
             _mark(value, inner, lines, source, seen)
