@@ -8,12 +8,18 @@ from __future__ import annotations
 import datetime
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
+from hpcdet.config.policy import policy_text
 from hpcdet.config.policy.anchor_places import refuse_unusable
+from hpcdet.config.policy.policy_file import read_policy
+from hpcdet.config.policy.policy_keys import PolicyKeys
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from tests import TOP
 from tests.commands import Cli
@@ -55,6 +61,15 @@ def writable(folder: Path) -> None:
     (folder / POLICY).chmod(0o666)
 
 
+def in_latin1(folder: Path) -> None:
+    (folder / POLICY).write_bytes(b"name: caf\xe9\n")
+
+
+def a_folder(folder: Path) -> None:
+    (folder / POLICY).unlink()
+    (folder / POLICY).mkdir()
+
+
 def yesterday() -> str:
     return (datetime.datetime.now(datetime.UTC).date() - datetime.timedelta(1)).isoformat()
 
@@ -74,7 +89,7 @@ ROWS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
         edited("version: 1\n", "version: 1\nversion: 2\n"),
         "stands here twice",
         f"{POLICY}:6",
-        "",
+        "keep one of them; the first is in line 5",
     ),
     "anchor": (
         edited("name: digits", "name: &n digits"),
@@ -86,13 +101,51 @@ ROWS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
         edited("layers: [head], weight: 1.0", "layers: [head], weight: .nan"),
         "expected a finite number",
         "rules.2.weight",
-        "",
+        "write one such as 0.5",
     ),
+    "weight beyond all": (
+        edited("layers: [head], weight: 1.0", "layers: [head], weight: 1.5"),
+        "less than or equal to 1, got 1.5",
+        "rules.2.weight",
+        "take at most 1",
+    ),
+    "weight that is a truth": (
+        edited("layers: [head], weight: 1.0", "layers: [head], weight: true"),
+        "expected a number, got True",
+        "rules.2.weight",
+        "write it without quotes: 0.5",
+    ),
+    "no day": (
+        edited(RESTRICTED, AGREED.replace("EXPIRES", "2027-02-30")),
+        "'2027-02-30' is no date",
+        "sources.2.agreement.expires",
+        "write it as 2027-12-31",
+    ),
+    "no expression": (
+        edited("'^head\\.'", "'^(head'"),
+        "it is no regular expression",
+        "layers.2.match",
+        "one for names that begin with body.",
+    ),
+    "expression that takes for ever": (
+        edited("'^head\\.'", "'^(([a-z0-9_]+)*.?)+!|^head\\.'"),
+        "P01: it has repeats that fit a name in so many ways",
+        "layers.2.match",
+        "none within another",
+    ),
+    "no name": (edited("name: digits\n", ""), "'name' is missing", POLICY, "name: what people"),
+    "no UTF-8": (
+        in_latin1,
+        "can't decode byte 0xe9",
+        f"{POLICY}:1",
+        "write it as UTF-8",
+    ),
+    "a folder": (a_folder, "it is a folder instead of a file", POLICY, "hpcdet policy ls"),
     "rule without a match": (
         edited("match: {label.class: restricted}, ", ""),
         "'match' is missing",
         "rules.2",
-        "",
+        "of a rule: {source: NAME}",
     ),
     "rule that matches nothing": (
         edited("match: {label.class: restricted}", "match: {label.class: secret}"),
@@ -122,7 +175,7 @@ ROWS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
         edited("- id: public\n    labels:", "- labels:"),
         "'id' is missing",
         "sources.0",
-        "",
+        "id: NAME",
     ),
     "what nothing enforces": (
         edited("coverage:", "memorization: {max_advantage: 0.1}\ncoverage:"),
@@ -134,25 +187,25 @@ ROWS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
         edited("coverage:", "ledger: {anchor: [slurm_comment]}\ncoverage:"),
         "an anchor is syslog, file:DIR, or {command: [PROGRAM, ...]}",
         "ledger.anchor",
-        "",
+        "ledger: {anchor: [syslog]}",
     ),
     "anchor without a command": (
         edited("coverage:", "ledger: {anchor: [{command: []}]}\ncoverage:"),
         "{command: [PROGRAM, ...]}",
         "ledger.anchor",
-        "",
+        "ledger: {anchor: [syslog]}",
     ),
     "anchor in a relative folder": (
         edited("coverage:", "ledger: {anchor: ['file:worm']}\ncoverage:"),
         "the folder of an anchor has an absolute path, and 'worm' has none",
         "ledger.anchor",
-        "",
+        "on storage that nodes share",
     ),
     "anchor with a relative program": (
         edited("coverage:", "ledger: {anchor: [{command: [./log, x]}]}\ncoverage:"),
         "'./log' is neither a name on PATH nor an absolute path",
         "ledger.anchor",
-        "",
+        "from / on",
     ),
     "others may write": (writable, "everybody", POLICY, "chmod go-w"),
 }
@@ -165,10 +218,61 @@ def test_bad_policies_are_refused_by_check_and_plan_alike(cli: Cli, folder: Path
     for verb in (("policy", "check", folder / POLICY), ("plan", folder / CONFIG, "--site=local")):
         err = flat(cli(*verb, code=4).err)
         for said in (what, where, repair):
-            assert said in err, (verb, said, err)
+            assert said and said in err, (verb, said, err)
         assert "Traceback" not in err
     cli("submit", folder / CONFIG, "--site", "local", "--prepare", "--no-test", code=4)
     assert list(cli.root.iterdir()) == [], "nothing was made"
+
+
+def test_a_policy_that_is_named_as_a_text_is_told_its_form(cli: Cli, folder: Path) -> None:
+    edited("governance:\n  policy: policy.yaml", "governance: policy.yaml", CONFIG)(folder)
+    err = flat(cli("plan", folder / CONFIG, "--site", "local", code=4).err)
+    assert "governance: expected a map, got 'policy.yaml'" in err
+    assert "hint: governance: {policy: ...}" in err
+
+
+def test_a_hint_is_there_for_each_required_key() -> None:
+    def required(model: type[BaseModel]) -> Iterator[str]:
+        for name, one in model.model_fields.items():
+            if one.is_required():
+                yield name
+            if inner := policy_text.inner_model(one.annotation):
+                yield from required(inner)
+
+    assert set(required(PolicyKeys)) == policy_text._ABSENT.keys()
+
+
+SWAPS = """
+import os, sys
+good, evil, at = sys.argv[1:]
+while True:
+    for one in (evil, good):
+        os.link(one, at + ".new")
+        os.rename(at + ".new", at)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs another user's file")
+def test_the_policy_that_is_checked_is_the_one_that_is_read(folder: Path) -> None:
+    """Whoever may rename in its folder exchanges it for one of his own between the two."""
+    good, evil = folder / "good.yaml", folder / "evil.yaml"
+    (folder / POLICY).rename(good)
+    evil.write_text(good.read_text().replace("name: digits", "name: looser"))
+    os.chown(evil, 54_321, 54_321)
+    shutil.copy(good, folder / POLICY)
+    argv = [sys.executable, "-c", SWAPS, str(good), str(evil), str(folder / POLICY)]
+    accepted, refused = 0, 0
+    with subprocess.Popen(argv) as swaps:
+        try:
+            while min(accepted, refused) < 40:
+                assert swaps.poll() is None
+                try:
+                    assert read_policy(str(folder / POLICY)).compiled.name == "digits"
+                    accepted += 1
+                except PolicyRefused as error:
+                    refused += "belongs to user 54321" in str(error)
+        finally:
+            swaps.kill()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +280,7 @@ def test_bad_policies_are_refused_by_check_and_plan_alike(cli: Cli, folder: Path
     [
         (None, "No such file or directory", "storage that nodes and this host share"),
         (0, "it is no folder", "name the folder"),
-        (0o777, "everybody may remove what it holds", "chmod o-w"),
+        (0o777, "everybody may remove what it holds", "chmod +t"),
         (0o1777, "", ""),
         (0o2770, "", ""),
     ],
@@ -228,6 +332,12 @@ def test_a_folder_of_somebody_else_is_no_anchor_for_who_may_not_write_in_it(
     os.waitpid(child, 0)
     assert "you may not make files in it" in said.read_text()
     worm.chmod(0o1777)
+    assert "you own" in refuse_unusable([f"file:{worm}"])[0]
+    os.chown(worm, 0, 54_321)
+    worm.chmod(0o2770)
+    with pytest.raises(PolicyRefused, match="group 54321 may remove what it holds"):
+        refuse_unusable([f"file:{worm}"])
+    worm.chmod(0o3770)
     assert "you own" in refuse_unusable([f"file:{worm}"])[0]
 
 

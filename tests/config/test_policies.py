@@ -282,7 +282,7 @@ def test_a_policy_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     (tmp_path / "folder.yaml").mkdir()
     for name in ("big.yaml", "raw.yaml", "loop.yaml", "folder.yaml", "none.yaml"):
-        with pytest.raises(PolicyRefused, match=f"P01: .*{name}|{name}: P01"):
+        with pytest.raises(PolicyRefused, match=f"P01: .*{name}|{name}(:1)?: P01"):
             read_policy(name, tmp_path)
     with pytest.raises(PolicyRefused, match="hpcdet ships no policy named 'haed-only'"):
         read_policy("haed-only")

@@ -107,7 +107,7 @@ def of_validation(error: ValidationError, values: Mapping[str, Any]) -> list[Pro
             what = f"expected {' or '.join(sorted(expected))}, got {_short(item['input'])}"
             known = words.replace("'", "").replace(" or ", ", ").split(", ")
             guess = difflib.get_close_matches(str(item["input"]), known)
-            before = problems[key].hint if key in problems else ""
+            before = problems[key].hint if key in problems else _keys_of(key, kind)
             problems[key] = Problem(key, what, f"did you mean {guess[0]!r}?" if guess else before)
         elif kind == "value_error":
             problems[key] = Problem(key, str(context["error"]))
@@ -115,6 +115,18 @@ def of_validation(error: ValidationError, values: Mapping[str, Any]) -> list[Pro
             text = item["msg"][:1].lower() + item["msg"][1:]
             problems[key] = Problem(key, f"{text}, got {_short(item['input'])}")
     return list(problems.values())
+
+
+def _keys_of(key: str, kind: str) -> str:
+    """What to write where a section is expected, as a hint; "" elsewhere."""
+    model = model_at(key) if kind == "model_type" else None
+    if model is None:
+        return ""
+    needed = [name for name, field in model.model_fields.items() if field.is_required()]
+    first = needed or list(model.model_fields)
+    return (
+        f"{key.rpartition('.')[2]}: {{{first[0]}: ...}}; keys here: {', '.join(model.model_fields)}"
+    )
 
 
 def _short(value: Any) -> str:

@@ -6,22 +6,14 @@ A key's meaning is the text below it; ``docs/reference/policy.md`` is made from 
 from __future__ import annotations
 
 import datetime
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from hpcdet.config.policy.expressions import expression
 from hpcdet.config.policy.predicates import Predicate, predicate
 
 VERSION = "hpcdet/governance-v1"
-
-
-def _expression(text: str) -> str:
-    try:
-        re.compile(text)
-    except (re.error, RecursionError) as error:
-        raise ValueError(f"it is no regular expression: {error}") from None
-    return text
 
 
 def _date(value: Any) -> Any:
@@ -29,7 +21,7 @@ def _date(value: Any) -> Any:
         try:
             datetime.date.fromisoformat(value)
         except ValueError:
-            raise ValueError(f"{value!r} is no date: write 2027-12-31") from None
+            raise ValueError(f"{value!r} is no date", "write it as 2027-12-31") from None
     return value
 
 
@@ -37,7 +29,8 @@ def _depth(value: Any) -> Any:
     """A number is a depth from itself to itself."""
     pair = value if isinstance(value, list) else [value, value]
     if len(pair) == 2 and all(isinstance(x, int | float) for x in pair) and pair[0] > pair[1]:
-        raise ValueError(f"{pair[0]} lies behind {pair[1]}: 0 is the input, 1 the output")
+        hint = "first the smaller one: 0 is the input, 1 the output"
+        raise ValueError(f"{pair[0]} lies behind {pair[1]}", hint)
     return pair
 
 
@@ -55,12 +48,15 @@ def _anchor(value: Any) -> Any:
     if value == "syslog" or (kind == "file" and what.startswith("/")):
         return value
     if kind == "file" and what.strip():
-        raise ValueError(f"the folder of an anchor has an absolute path, and {what!r} has none")
+        said = f"the folder of an anchor has an absolute path, and {what!r} has none"
+        raise ValueError(said, "file:/FOLDER, on storage that nodes share")
     program = shlex.split(what)[:1] if kind == "command" else []
     if not program:
-        raise ValueError("an anchor is syslog, file:DIR, or {command: [PROGRAM, ...]}")
+        said = "an anchor is syslog, file:DIR, or {command: [PROGRAM, ...]}"
+        raise ValueError(said, "ledger: {anchor: [syslog]}")
     if "/" in program[0] and not program[0].startswith("/"):
-        raise ValueError(f"{program[0]!r} is neither a name on PATH nor an absolute path")
+        said = f"{program[0]!r} is neither a name on PATH nor an absolute path"
+        raise ValueError(said, "write the program's path from / on")
     return value
 
 
@@ -98,7 +94,7 @@ class TrustKeys(PolicySection):
 class LayerKeys(PolicySection):
     id: LayerName
     """Its name in rules and reports."""
-    match: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_expression)]
+    match: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(expression)]
     """A regular expression, searched in the names of parameters; each is in exactly one layer."""
     depth: Annotated[list[Share], Field(min_length=2, max_length=2), BeforeValidator(_depth)] = (
         Field(default_factory=lambda: [0.0, 1.0])

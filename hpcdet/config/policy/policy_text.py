@@ -15,21 +15,40 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from hpcdet.config.policy.policy_keys import VERSION, PolicyKeys
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, HpcdetError
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.store.fs import yaml12, yaml_bounds
 from hpcdet.store.fs.yaml12 import Document
 
 _EXPECTED = {
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "list_type": "a list",
-    "dict_type": "a map",
-    "model_type": "a map",
-    "finite_number": "a finite number",
+    "int_type": ("a whole number", "write it without quotes and without a fraction: 4"),
+    "float_type": ("a number", "write it without quotes: 0.5"),
+    "bool_type": ("true or false", "write one of the two, without quotes"),
+    "string_type": ("text", "in quotes it is text"),
+    "list_type": ("a list", "[A, B], or a line with - for each"),
+    "dict_type": ("a map", "{KEY: VALUE}, or a line for each key"),
+    "model_type": ("a map", "{KEY: VALUE}, or a line for each key"),
+    "finite_number": ("a finite number", "write one such as 0.5"),
 }
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_ABSENT = {
+    "apiVersion": f"apiVersion: {VERSION}",
+    "name": "name: what people call the policy",
+    "version": "version: 1",
+    "layers": "of the policy: [{id: all, match: .}]; of a rule: ['*']",
+    "sources": "sources: [{id: NAME}]",
+    "rules": "rules: [{id: NAME, match: {source: NAME}, layers: ['*'], weight: 1}]",
+    "id": "id: NAME",
+    "match": r"of a layer: '^head\.'; of a rule: {source: NAME}",
+    "weight": "weight: a number from 0 (nothing) to 1 (all)",
+    "role": "role: site, data, policy or run",
+    "key": "key: the public key that hpcdet policy keygen prints",
+    "uri": "uri: the file, relative to the model's folder",
+    "merkle_root": "merkle_root: the digest that hpcdet data manifest prints",
+    "head": "head: the digest that hpcdet data chain show prints of the link admit",
+    "batches": "batches: 500",
+}
+"""What to write for a key that is missing."""
 _ELSEWHERE = {
     "audit": "probe_every: {batches: 500}",
     "pairs_per_source": "it is called pairs",
@@ -38,6 +57,7 @@ _ELSEWHERE = {
     "path": "each attempt has its ledger in the experiment's folder",
 }
 """Keys of drafts of this format."""
+_LENGTH = "make it shorter or longer; docs/reference/policy.md has every key"
 _UNKNOWN_ALLOWED = "data of unknown sources are never allowed: deny, or drop and count them"
 
 
@@ -56,7 +76,8 @@ class PolicyProblem:
 
 
 Load = Callable[[str], Any]
-"""Returns what a JSON file holds that a policy names; raises ``ValueError`` or ``OSError``."""
+"""Returns what a JSON file holds that a policy names; raises ``ValueError``, ``OSError`` or
+``HpcdetError``."""
 
 
 def read(text: str, source: str, load: Load | None = None) -> tuple[PolicyKeys, Document]:
@@ -110,9 +131,10 @@ def _whole(document: Document, load: Load | None) -> dict[str, Any]:
         return dict(values)
     try:
         found = load(name)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        hint = 'a JSON file beside the policy: {"LAYER": [MEAN, SD]}'
+    except (OSError, ValueError, HpcdetError) as error:
+        why = error.strerror if isinstance(error, OSError) else getattr(error, "what", error)
+        hint = error.hint if isinstance(error, ConfigError) else ""
+        hint = hint or 'a JSON file beside the policy: {"LAYER": [MEAN, SD]}'
         problem = PolicyProblem(_REFERENCE, f"cannot read {name}: {why}", hint)
         raise failure([problem], document) from None
     entropy = values["entropy"]
@@ -176,18 +198,17 @@ def _problems(error: ValidationError, values: Mapping[str, Any]) -> list[PolicyP
         if kind == "extra_forbidden":
             found[key] = PolicyProblem(key, f"unknown key {name!r}", _nearest(key))
         elif kind == "missing":
-            hint = f"{name}: {VERSION}" if name == "apiVersion" else ""
-            found[key] = PolicyProblem(key, f"{name!r} is missing", hint)
+            found[key] = PolicyProblem(key, f"{name!r} is missing", _ABSENT.get(name, ""))
         elif kind == "literal_error":
-            hint = _UNKNOWN_ALLOWED if name == "unknown_source" else ""
+            hint = _UNKNOWN_ALLOWED if name == "unknown_source" else "write one of these"
             what = f"expected {context['expected']}, got {_short(item['input'])}"
             found[key] = PolicyProblem(key, what, hint)
         elif kind in _EXPECTED:
-            hint = "in quotes it is text" if kind == "string_type" else ""
-            what = f"expected {_EXPECTED[kind]}, got {_short(item['input'])}"
+            expected, hint = _EXPECTED[kind]
+            what = f"expected {expected}, got {_short(item['input'])}"
             found.setdefault(key, PolicyProblem(key, what, hint))
         elif kind == "value_error":
-            found[key] = PolicyProblem(key, str(context["error"]))
+            found[key] = PolicyProblem(key, *context["error"].args)
         elif kind == "string_pattern_mismatch":
             found[key] = PolicyProblem(
                 key, f"{_short(item['input'])} is not of its form", _form(context)
@@ -196,7 +217,9 @@ def _problems(error: ValidationError, values: Mapping[str, Any]) -> list[PolicyP
             found[key] = PolicyProblem(key, "the list is empty", f"{name} has at least one item")
         else:
             text = item["msg"][:1].lower() + item["msg"][1:]
-            found[key] = PolicyProblem(key, f"{text}, got {_short(item['input'])}")
+            limits = [f"{_BOUNDS[one]} {context[one]}" for one in _BOUNDS if one in context]
+            hint = f"take {limits[0]}" if limits else _LENGTH
+            found[key] = PolicyProblem(key, f"{text}, got {_short(item['input'])}", hint)
     return list(found.values())
 
 
