@@ -96,6 +96,14 @@ def test_what_two_policies_allow_is_compared(cli: Cli, policy: Path, tmp_path: P
     assert (rows[0]["before"], rows[0]["after"]) == (0.5, 0.75)
     assert "all together: mixed" in cli("policy", "diff", policy, other).err
     assert "both allow the same" in cli("policy", "diff", policy, policy).err
+    other.write_text(policy.read_text().replace("{min: 0}", "{min: 0.5}") + "assurance: direct\n")
+    rows = cli("policy", "diff", policy, other, "-o", "json").items
+    assert [(row["what"], row["source"], row["layer"], row["kind"]) for row in rows] == [
+        ("assurance", "", "", "loosen"),
+        ("coverage.min", "", "", "tighten"),
+    ]
+    err = cli("policy", "diff", policy, other).err
+    assert "all together: mixed" in err and "coverage.min cannot change while" in err
     [row] = cli(
         "policy", "diff", "open", "head-only", "--fields", "before", "-o", "jsonl"
     ).out.split("\n")[:1]

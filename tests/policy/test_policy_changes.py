@@ -8,7 +8,7 @@ import datetime
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,19 @@ from hpcdet.policy.changes.change_writer import ChangeWriter, approve
 from hpcdet.policy.changes.policy_in_effect import PolicyInEffect, in_effect
 from hpcdet.policy.codes import RESUME_CODES, GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import (
+    Canaries,
     Changes,
     CompiledPolicy,
     Coverage,
     DataSource,
+    FileDigest,
     LayerGroup,
     LedgerRules,
     Memorization,
     PolicyText,
     Requires,
     TrustedKey,
+    Twins,
     UseAgreement,
 )
 from hpcdet.policy.keys import key_files
@@ -195,6 +198,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "normalize": {"normalize": "global"},
     "memorization": {"memorization": Memorization()},
     "requires": {"requires": Requires(("enclave",))},
+    "coverage.min": {"coverage": Coverage(0.5)},
 }
 
 
@@ -203,7 +207,7 @@ def test_what_an_experiment_rests_on_cannot_change(folder: Folder, what: str) ->
     wanted = dataclasses.replace(BASE, **FIXED[what])
     said = refused(lambda: folder.writer().change(text(wanted), "why", by=LEE))
     assert what in said and "cannot change while an experiment lives" in said
-    assert "fork" in said
+    assert "searcher.begin_from" in said
 
 
 def until(day: str) -> DataSource:
@@ -263,14 +267,84 @@ def test_rules_beside_weights_are_rules(what: str) -> None:
     )
 
 
-def test_every_field_of_a_policy_is_compared() -> None:
-    """A field that comes later has to be decided upon here, too."""
-    compared = {
-        *("layers", "sources", "matrix", "assurance", "normalize", "unknown_source", "mixed"),
-        *("trust", "coverage", "entropy", "memorization", "requires", "ledger", "changes"),
-        *("probe_every", "name", "version", "text_digest", "ablation", "ablates"),
-    }
-    assert {one.name for one in dataclasses.fields(CompiledPolicy)} == compared
+FULL = dataclasses.replace(
+    BASE,
+    sources=(
+        DataSource("a", {"license": "MIT"}, share=0.4),
+        DataSource(
+            "b",
+            manifest=FileDigest("b.json", "sha256:1"),
+            chain=FileDigest("b.chain", "sha256:2"),
+            agreement=UseAgreement("DUA-1", "2027-12-31", ("enclave",)),
+        ),
+    ),
+    memorization=Memorization(Twins(), Canaries()),
+)
+"""A policy in which every key has a value."""
+
+OTHERWISE: dict[str, Any] = {
+    "assurance": "direct",
+    "normalize": "global",
+    "unknown_source": "drop",
+    "mixed": "reject",
+    "entropy.on_violation": "hold",
+    "memorization.on_violation": "warn",
+    "requires.statement": "signed",
+    "changes.revoke": "stop",
+    "ablation": "allowed",
+    "trust.role": "run",
+    "sources.agreement.expires": "2027-12-30",
+    "layers.depth": (0.5, 1.0),
+    "matrix": ((1.0, 1.0), (0.25, 1.0)),
+}
+"""Other values of keys of which not every value is possible."""
+
+
+def varied(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each dotted key of a policy, and the policy with another value of it alone."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for one in dataclasses.fields(value):
+            for inner, changed in varied(getattr(value, one.name), f"{key}.{one.name}".strip(".")):
+                # the control of an ablation alone assures nothing
+                none = {"assurance": "none"} if inner == "ablates" else {}
+                yield inner, dataclasses.replace(value, **{one.name: changed}, **none)
+    elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+        for place, item in enumerate(value):
+            for inner, changed in varied(item, key):
+                yield inner, (*value[:place], changed, *value[place + 1 :])
+    elif value is not None:
+        kinds: dict[type, Callable[[Any], Any]] = {
+            bool: lambda x: not x,
+            int: lambda x: x + 1,
+            float: lambda x: x / 2 + 0.15,
+            str: lambda x: f"{x}x",
+            tuple: lambda x: (*x, "more"),
+            dict: lambda x: {**x, "more": (0.0, 0.0)},
+        }
+        yield key, OTHERWISE.get(key) or kinds[type(value)](value)
+
+
+EVERY = [(key, number) for number, (key, _) in enumerate(varied(FULL))]
+
+
+@pytest.mark.parametrize(("key", "number"), EVERY)
+def test_every_key_of_a_policy_is_a_rule_or_said_to_be_none(key: str, number: int) -> None:
+    """A key that comes later is decided upon in ``strictness``, too."""
+    changed = list(varied(FULL))[number][1]
+    assert changed != FULL
+    found = strictness.kind_between(FULL, changed) != "same"
+    found |= strictness.fixed_difference(FULL, changed) != ""
+    assert found != (key in strictness.COSMETIC), key
+
+
+def test_what_has_no_order_is_neither_less_nor_more() -> None:
+    shorter = dataclasses.replace(BASE, ledger=LedgerRules(segment_records=10))
+    assert strictness.kind_between(BASE, shorter) == "tighten"
+    assert strictness.kind_between(shorter, BASE) == "loosen"
+    more = (dataclasses.replace(BASE.layers[0], min_mass=0.2), BASE.layers[1])
+    assert strictness.kind_between(BASE, dataclasses.replace(BASE, layers=more)) == "tighten"
+    shared = (dataclasses.replace(BASE.sources[0], share=0.2), BASE.sources[1])
+    assert strictness.kind_between(BASE, dataclasses.replace(BASE, sources=shared)) == "mixed"
 
 
 def twice(folder: Folder) -> None:

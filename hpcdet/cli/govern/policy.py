@@ -13,7 +13,7 @@ from hpcdet.cli.frame.lazy_commands import LazyCommands
 from hpcdet.cli.frame.output import Column, Output, output, table
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import NotFound
-from hpcdet.policy.changes import weight_changes as changes
+from hpcdet.policy.changes.weight_changes import Kind
 from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.read.views.items import OPTIONAL
 
@@ -30,8 +30,7 @@ _CHECKED = (
     Column("DIGEST", "policy_digest", wide=True),
 )
 _CHANGED = (
-    Column("SOURCE", "source"),
-    Column("LAYER", "layer"),
+    Column("WHAT", "what", cut=False),
     Column("BEFORE", lambda row: _weight(row.before), right=True),
     Column("AFTER", lambda row: _weight(row.after), right=True),
     Column("KIND", "kind"),
@@ -103,18 +102,20 @@ class CompiledView(PolicyView):
 
 @dataclass(frozen=True)
 class PolicyDiffView:
-    """A source and a layer whose weight differs between two policies."""
+    """A difference between two policies: the weight of a source in a layer, or another rule."""
 
+    what: str
+    """``SOURCE in LAYER``, or the dotted key of a rule, such as ``coverage.min``."""
     source: str
-    """The source."""
+    """The source; "" of another rule."""
     layer: str
-    """The layer."""
+    """The layer; "" of another rule."""
     before: float | None
-    """Its weight in the first one; null if that has no such source or layer."""
+    """The weight in the first one; null if that has no such source or layer, and of other rules."""
     after: float | None
-    """Its weight in the second one."""
-    kind: str
-    """``tighten`` or ``loosen``."""
+    """The weight in the second one."""
+    kind: Kind
+    """``tighten``, ``loosen``, ``same`` or ``mixed`` (neither more nor less)."""
 
 
 @dataclass(frozen=True)
@@ -256,16 +257,27 @@ def show(out: Output, what: str) -> None:
 @click.argument("after", metavar="B")
 @output("policy.diff", PolicyDiffView)
 def diff(out: Output, before: str, after: str) -> None:
-    """Compare what two policies allow: experiments, files or shipped ones.
+    """Compare what two policies allow and demand: experiments, files or shipped ones.
 
     \b
     Example: hpcdet policy diff digits-7f3a policy.yaml
     """
-    found = changes.differences(_either(before)[1], _either(after)[1])
-    rows = [PolicyDiffView(one.source, one.layer, one.before, one.after, one.kind) for one in found]
-    out.emit(rows, _CHANGED, key="layer", empty="both allow the same")
+    from hpcdet.policy.changes import strictness, weight_changes
+
+    was, now = _either(before)[1], _either(after)[1]
+    rows = [
+        PolicyDiffView(f"{one.source} in {one.layer}", **vars(one), kind=one.kind)
+        for one in weight_changes.differences(was, now)
+    ]
+    rows += [
+        PolicyDiffView(one.key, "", "", None, None, one.kind)
+        for one in strictness.rule_changes(was, now)
+    ]
+    out.emit(rows, _CHANGED, key="what", empty="both allow the same")
     if rows and out.for_people:
-        settings().note(f"all together: {changes.kind_of(found)}")
+        settings().note(f"all together: {strictness.together(row.kind for row in rows)}")
+        if fixed := strictness.fixed_difference(was, now):
+            settings().note(f"{fixed} cannot change while an experiment lives")
 
 
 @policy_command.command("ls")

@@ -93,7 +93,7 @@ def change(
     A policy that allows less needs nobody's approval. One that allows more somewhere needs those
     of keys that the policy in effect trusts with role policy. It counts from the next attempt on:
     optimizers forget what a source may change no more, and exposure is counted by each policy for
-    its own time. Layers and sources stay: for others fork the experiment.
+    its own time. Layers, sources and gates stay: submit another experiment for others.
 
     \b
     Examples: hpcdet policy change digits-7f3a new.yaml --reason "amended"

@@ -164,7 +164,8 @@ def require_allowed(
         raise GovernanceBroken(
             "G108",
             f"{fixed} cannot change while an experiment lives",
-            hint="hpcdet fork begins another experiment under the other policy",
+            hint="submit another experiment under that policy; searcher.begin_from lets it go on "
+            "from a checkpoint of this one",
         )
     if after.version <= before.version:
         raise GovernanceBroken(

@@ -36,12 +36,6 @@ def differences(before: CompiledPolicy, after: CompiledPolicy) -> list[WeightCha
     ]
 
 
-def kind_of(found: list[WeightChange]) -> Kind:
-    """The kind of a whole change: ``mixed`` if it both tightens and loosens."""
-    kinds = {one.kind for one in found} - {"same"}
-    return "same" if not kinds else kinds.pop() if len(kinds) == 1 else "mixed"
-
-
 def _pairs(policy: CompiledPolicy) -> dict[tuple[str, str], float]:
     return {
         (source.id, layer.id): weight
