@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +18,11 @@ from hpcdet import checkpoint
 from hpcdet.policy.changes.change_writer import ChangeWriter
 from hpcdet.policy.compiled import CompiledPolicy, PolicyText, TrustedKey, UseAgreement
 from hpcdet.policy.keys import key_files
+from hpcdet.policy.ledger import records
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Trial
+from hpcdet.store.fs import files
 from tests import ranks
 from tests.experiments import same_bits
 from tests.guard.test_governed import DROPS, EXACT, MATRIX, UNTIL, make, policy, state_of
@@ -192,3 +195,29 @@ def test_after_its_agreement_has_ended_a_source_is_trained_with_no_more(
             assert bool(governance["dropped"]) == (name == "over")
             dropped = [one for one in checks_of(attempt) if one["outcome"] == "dropped"]
             assert bool(dropped) == (name == "over")
+
+
+def test_a_clock_that_is_behind_brings_no_agreement_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was recorded since then tells the day, by a change of the policy or by a ledger."""
+    now = datetime.now(UTC)
+    wanted = policy()
+    until = UseAgreement("DUA-1", (now + timedelta(1)).date().isoformat())
+    agreed = dataclasses.replace(wanted.sources[1], agreement=until)
+    sources = (wanted.sources[0], agreed, wanted.sources[2])
+    trial = begun(tmp_path / "EXP", 1, dataclasses.replace(wanted, sources=sources), until=2)
+    with monkeypatch.context() as ahead:
+        ahead.setattr(files, "now", lambda: (now + timedelta(3)).isoformat())
+        writer(tmp_path / "EXP").override("G120", "three days from now")
+        assert records.last_time(trial.attempt(1).ledger) == ""
+    attempt = ranks.run(trial, 1)
+    assert ended(attempt) == "done", attempt.log()
+    assert "72 h behind what was recorded at" in attempt.log()
+    assert list(state_of(trial)[1]["dropped"]) == ["b"]
+    ledger = trial.attempt(1).ledger
+    last = records.last_time(ledger)
+    assert last == json.loads(ledger.read_bytes().splitlines()[-1])["time"]
+    with ledger.open("ab") as file:
+        file.write(b'{"body":')
+    assert records.last_time(ledger) == last, "a writer that was killed leaves a part of a line"

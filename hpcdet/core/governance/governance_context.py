@@ -65,7 +65,8 @@ class GovernanceContext:
 
         experiment = session.place.experiment
         assert experiment is not None  # where a script runs alone its config has all defaults
-        decided = decide(experiment, named, session.peers, chief=session.ranks.chief)
+        trial, chief = session.place.trial, session.ranks.chief
+        decided = decide(trial, experiment, named, session.peers, chief=chief)
         policy, ended = decided.policy, decided.ended
         _refuse_compression(policy, session.config.optimizations.gradient_compression)
         codes = {act["code"] for act in decided.overrides(session.record.number)}

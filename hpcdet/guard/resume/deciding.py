@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 
 from hpcdet.errors import HpcdetError
@@ -10,10 +11,16 @@ from hpcdet.policy.changes import policy_history
 from hpcdet.policy.changes.policy_in_effect import PolicyInEffect, in_effect
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.policy.ledger import records
 from hpcdet.policy.provenance.chains import SourceChain
+from hpcdet.policy.statements import node_name
+from hpcdet.process.console import say
 from hpcdet.store.config.resolved_config import Governance
-from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.fs import files
 
+CLOCKS = datetime.timedelta(hours=1)
+"""By which a node's clock may be behind another's."""
 T = TypeVar("T")
 
 
@@ -23,13 +30,16 @@ class _Peers(Protocol):
 
 
 def decide(
-    paths: ExperimentPaths, governance: Governance, peers: _Peers, *, chief: bool
+    trial: TrialPaths, paths: ExperimentPaths, governance: Governance, peers: _Peers, *, chief: bool
 ) -> PolicyInEffect:
     """Return the policy in effect; all ranks call together, and rank 0 alone reads files and clock.
 
-    Changes that users make while an attempt runs count from the next one on.
+    Changes that users make while an attempt runs count from the next one on. No day is before
+    what the trial's ledgers and changes of the policy have recorded: a clock that is behind
+    brings no agreement back.
 
     Args:
+        trial: that goes on; ``paths``: of its experiment.
         chief: this is rank 0.
 
     Raises:
@@ -38,7 +48,7 @@ def decide(
     told: dict[str, Any] = {}
     if chief:
         try:
-            told = _decided(paths, governance).encode()
+            told = _decided(trial, paths, governance).encode()
         except HpcdetError as error:
             told = {"refused": _words(error)}
     told = peers.broadcast(told, "the policy in effect")
@@ -49,10 +59,25 @@ def decide(
     return PolicyInEffect.decode(told)
 
 
-def _decided(paths: ExperimentPaths, governance: Governance) -> PolicyInEffect:
+def _decided(trial: TrialPaths, paths: ExperimentPaths, governance: Governance) -> PolicyInEffect:
     history = policy_history.load(paths, governance)
-    today = datetime.datetime.now(datetime.UTC).date()
-    return in_effect(history, today, _withdrawn(paths, history.newest))
+    recorded = [one.time for one in history.changes]
+    recorded += [records.last_time(one.ledger) for one in trial.attempts()]
+    today = _no_earlier(datetime.datetime.now(datetime.UTC), filter(files.is_time, recorded))
+    return in_effect(history, today.date(), _withdrawn(paths, history.newest))
+
+
+def _no_earlier(now: datetime.datetime, recorded: Iterable[str]) -> datetime.datetime:
+    """Return the present time, or that of the newest record where the clock is behind it."""
+    newest = max(map(datetime.datetime.fromisoformat, recorded), default=now)
+    behind = newest - now
+    if behind <= CLOCKS:
+        return now
+    say(
+        f"the clock of {node_name()} is {behind.total_seconds() / 3600:.0f} h behind what was "
+        f"recorded at {newest:%Y-%m-%d %H:%M} UTC: agreements are judged by that day; set the clock"
+    )
+    return newest
 
 
 def _withdrawn(paths: ExperimentPaths, policy: CompiledPolicy) -> dict[str, str]:

@@ -111,7 +111,7 @@ def in_effect(
     """Return the policy that an attempt has to train under.
 
     Args:
-        today: by the clock of the node; agreements that ended before count no more.
+        today: agreements that ended before count no more.
         withdrawn: sources that their owners have withdrawn, with the reason.
 
     Raises:

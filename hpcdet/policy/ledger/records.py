@@ -8,14 +8,17 @@ written as text (``float.hex``), so that any reader in any language has the same
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
+from hpcdet.errors import IntegrityError
 from hpcdet.store.fs import bounded_json, files, packed, typed_fields
 
 TYPES = frozenset(
@@ -97,6 +100,20 @@ class LedgerRecord:
         plain = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         _refuse_inexact(plain)
         return files.canonical(plain)
+
+
+def last_time(path: Path) -> str:
+    """Return the time of a ledger's last whole record, unverified; "" if there is none."""
+    try:
+        with packed.open_file(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * LONGEST))
+            lines = file.read(2 * LONGEST).splitlines()
+    except (IntegrityError, OSError):
+        return ""
+    for raw in reversed(lines):
+        with contextlib.suppress(ValueError):
+            return parse(raw)[0].time
+    return ""
 
 
 def line(record: LedgerRecord) -> tuple[bytes, str]:
