@@ -34,7 +34,7 @@ def main() -> None:
         np.savetxt(data / "digits.csv", part, fmt="%d", delimiter=",")
         Path(chain).unlink(missing_ok=True)
         Path(manifest).unlink(missing_ok=True)
-        run(f"hpcdet data manifest {data} --source {name} -o {manifest}")
+        run(f"hpcdet data manifest {data} --source {name} --to {manifest}")
         run(f"hpcdet data chain add {chain} acquire {by} --subject {origin}")
         run(f"hpcdet data chain add {chain} transform {by} --subject {data}/digits.csv")
         run(f"hpcdet data chain add {chain} shard {by} --manifest {manifest}")

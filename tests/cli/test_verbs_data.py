@@ -29,14 +29,17 @@ def made(cli: Cli, tmp_path: Path) -> Path:
     key = tmp_path / "key"
     key.write_text(KEY + "\n")
     key.chmod(0o600)
-    cli("data", "manifest", data, "--source", "hosp-a", "--records", "lines", "-o", listed)
+    cli("data", "manifest", data, "--source", "hosp-a", "--records", "lines", "--to", listed)
     raw = f"export.csv=sha256:{'0' * 64}"
-    cli("data", "chain", "add", chain, "acquire", "--subject", raw, "--actor", "ada")
+    acquired = ("data", "chain", "add", chain, "acquire", "--subject", raw, "--actor", "ada")
+    digest = cli(*acquired, "-o", "id").out.strip()
+    assert digest == f"sha256:{hashlib.sha256(chain.read_bytes().strip()).hexdigest()}"
     with_tool = ("--tool", "dedupe:1.2", "--params", data / "2.txt", "--subject", data / "1.txt")
     cli("data", "chain", "add", chain, "transform", *with_tool)
     cli("data", "chain", "add", chain, "shard", "--manifest", listed)
     cli("data", "chain", "add", chain, "admit", "--manifest", listed)
-    assert cli("data", "chain", "sign", chain, "--key", key).out.strip() == TRUST
+    [signed] = cli("data", "chain", "sign", chain, "--key", key, "-o", "json").items
+    assert (signed["seq"], signed["kind"], signed["key"]) == (3, "admit", TRUST)
     return tmp_path
 
 
@@ -73,6 +76,47 @@ def test_what_was_made_is_verified(cli: Cli, made: Path) -> None:
     by_policy = ("--policy", policy(made), "--manifest", made / "a.json")
     cli("data", "verify", made / "a.chain", *by_policy)
     cli("data", "verify", made / "a.json", "--policy", policy(made))
+
+
+def test_the_format_of_output_is_never_taken_for_a_file(
+    cli: Cli, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(made)
+    argv = ("data", "manifest", made / "notes", "--source", "a")
+    assert "--to" in cli(*argv, "-o", "json", code=2).err
+    [item] = cli(*argv, "--records", "lines", "--to", made / "m.json", "-o", "json").items
+    root = SourceManifest.load(made / "m.json").root
+    assert (item["digest"], item["files"], item["bytes"], item["records"]) == (root, 2, 14, 3)
+    [link] = cli(
+        *("data", "chain", "add", made / "b.chain", "acquire"),
+        *("--subject", made / "notes" / "1.txt", "-o", "json"),
+    ).items
+    assert (link["seq"], link["kind"], link["signed_by"]) == (0, "acquire", [])
+    assert not (made / "json").exists()
+
+
+def test_what_others_may_write_is_refused_as_a_policy_is(cli: Cli, made: Path) -> None:
+    chain, listed = made / "a.chain", made / "a.json"
+    options = ("--policy", policy(made), "--manifest", listed)
+    for file in (chain, listed):
+        file.chmod(0o666)
+        err = cli("data", "verify", chain, *options, code=4).err
+        assert "may be changed by everybody (mode 0666)" in err and f"chmod go-w {file}" in err
+        err = cli("policy", "check", made / "p.yaml", code=4).err
+        assert "P06" in err and "mode 0666" in err and f"chmod go-w {file}" in err
+        file.chmod(0o644)
+    cli("data", "verify", chain, *options)
+
+
+def test_a_folder_without_files_and_a_chain_without_a_source_are_mistakes_of_usage(
+    cli: Cli, made: Path
+) -> None:
+    (made / "empty" / "inner").mkdir(parents=True)
+    argv = ("data", "manifest", made / "empty", "--source", "a", "--to", made / "m.json")
+    err = cli(*argv, code=2).err
+    assert "there are no files in it" in err and "put the source's files there" in err
+    err = cli("data", "verify", made / "a.chain", "--policy", policy(made), code=2).err
+    assert "does not say of which source" in err and "--manifest FILE" in err and "hosp-a" in err
 
 
 def test_links_are_shown(cli: Cli, made: Path) -> None:
@@ -117,7 +161,7 @@ def test_a_chain_is_of_its_data_and_its_policy(cli: Cli, made: Path) -> None:
     named = policy(made, root=f"sha256:{'1' * 64}")
     assert "the policy names" in cli("data", "verify", listed, "--policy", named, code=9).err
     again = made / "b.json"
-    cli("data", "manifest", made / "notes", "--source", "hosp-b", "-o", again)
+    cli("data", "manifest", made / "notes", "--source", "hosp-b", "--to", again)
     wrong = ("--trust", TRUST, "--manifest", again)
     assert "not the data of hosp-b" in cli("data", "verify", chain, *wrong, code=9).err
     unknown = ("--policy", policy(made), "--manifest", again)
@@ -148,11 +192,11 @@ def test_what_cannot_be_is_refused(cli: Cli, made: Path) -> None:
     assert "others may read" in err
     assert KEY not in err
     assert chain.read_bytes() == before
-    inside = ("data", "manifest", data, "--source", "hosp-a", "-o", data / "m.json")
+    inside = ("data", "manifest", data, "--source", "hosp-a", "--to", data / "m.json")
     assert "would be one of the files" in cli(*inside, code=2).err
-    name = ("data", "manifest", data, "--source", "Hosp A", "-o", made / "m.json")
+    name = ("data", "manifest", data, "--source", "Hosp A", "--to", made / "m.json")
     assert "no id of a source" in cli(*name, code=2).err
-    form = ("data", "manifest", data, "--source", "a", "--records", "csv", "-o", made / "m.json")
+    form = ("data", "manifest", data, "--source", "a", "--records", "csv", "--to", made / "m.json")
     assert "no format of records" in cli(*form, code=2).err
     assert not (made / "m.json").exists()
 
@@ -160,7 +204,7 @@ def test_what_cannot_be_is_refused(cli: Cli, made: Path) -> None:
 def test_a_link_out_of_the_folder_leaves_nothing_behind(cli: Cli, made: Path) -> None:
     (made / "notes" / "x").symlink_to("/etc/hostname")
     argv = ("data", "manifest", made / "notes", "--source", "a", "--records", "lines")
-    assert "leads out of the folder" in cli(*argv, "-o", made / "m.json", code=9).err
+    assert "leads out of the folder" in cli(*argv, "--to", made / "m.json", code=9).err
     assert not list(made.glob("*m.json*"))
 
 
@@ -216,7 +260,7 @@ def croissant(folder: Path, name: str, digest: str) -> Path:
 def test_croissant_metadata_are_compared_and_taken_over(cli: Cli, made: Path) -> None:
     pytest.importorskip("mlcroissant")
     digest = hashlib.sha256((made / "notes" / "1.txt").read_bytes()).hexdigest()
-    argv = ("data", "manifest", made / "notes", "--source", "a", "-o", made / "m.json")
+    argv = ("data", "manifest", made / "notes", "--source", "a", "--to", made / "m.json")
     cli(*argv, "--croissant", croissant(made, "1.txt", digest))
     assert SourceManifest.load(made / "m.json").about == {
         "name": "ward-notes",
@@ -239,6 +283,6 @@ def test_croissant_metadata_need_a_package(
     cli: Cli, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlcroissant", None)
-    argv = ("data", "manifest", made / "notes", "--source", "a", "-o", made / "m.json")
+    argv = ("data", "manifest", made / "notes", "--source", "a", "--to", made / "m.json")
     err = cli(*argv, "--croissant", croissant(made, "1.txt", "0" * 64), code=2).err
     assert "pip install 'hpcdet[croissant]'" in err

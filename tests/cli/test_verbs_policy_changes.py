@@ -61,8 +61,14 @@ def test_a_key_is_made_once_and_is_its_owners(cli: Cli, tmp_path: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     before = file.read_text()
     assert item["public"] not in before
-    assert "never overwritten" in cli("policy", "keygen", "--to", file, code=4).err
+    assert "never overwritten" in cli("policy", "keygen", "--to", file, code=2).err
+    sign = ("policy", "sign", "head-only", "--from", "open", "--key", file, "--to")
+    assert "is there already" in cli(*sign, file, code=2).err
     assert file.read_text() == before
+    for verb in (("policy", "keygen", "--to"), sign):
+        err = cli(*verb, tmp_path / "nowhere" / "k", code=2).err
+        assert "there is no such folder" in err and "mkdir -p" in err
+    assert not (tmp_path / "nowhere").exists()
     assert "cannot write" in cli("policy", "keygen", "--to", "/proc/x.key", code=5).err
 
 
@@ -230,6 +236,19 @@ def test_an_archive_can_be_verified_and_signs_nothing(
     assert "P10: cannot read the run key" in said and "only the experiment's owner signs" in said
     shutil.copy(paths.policy_changes / "0001.json", copy / "policies" / "0003.json")
     assert "G108" in cli("policy", "show", copy, code=9).err
+
+
+def test_without_its_run_key_an_experiment_is_neither_forked_nor_resumed(
+    cli: Cli, policy: Path
+) -> None:
+    id = prepared(cli, policy)
+    cli("pause", id)
+    (cli.root / id / "secrets.json").unlink()
+    before = sorted(one.name for one in cli.root.iterdir())
+    for verb in (("fork", id), ("fork", id, "-n"), ("resume", id)):
+        err = cli(*verb, code=4).err
+        assert "P10: its run_key is not here any more" in err and "submit its config anew" in err
+    assert sorted(one.name for one in cli.root.iterdir()) == before
 
 
 def test_a_key_beside_the_code_is_not_copied_into_the_experiment(cli: Cli, policy: Path) -> None:

@@ -15,7 +15,14 @@ from hpcdet.cli.frame.ids import called, ids_argument
 from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.request import extending
-from hpcdet.cli.request.send_commands import Wish, ask_each, can_run, state_of, wrong_state
+from hpcdet.cli.request.send_commands import (
+    Wish,
+    ask_each,
+    can_run,
+    can_sign,
+    state_of,
+    wrong_state,
+)
 from hpcdet.config.load import changing
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.read.experiment import changes, gather, states
@@ -102,6 +109,7 @@ def resume_command(
                 raise wrong_state("resume", found, f"{state}, not paused", hint)
             if found.trial:
                 return Wish(done=f"{state} already")
+        can_sign(gathered)
         arguments: dict[str, Any] = {}
         says = [_also_paused(found, gathered)]
         if wanted:
@@ -268,6 +276,7 @@ def retry_command(
 
     def look(found: find.Reference, gathered: gather.Gathered) -> Wish:
         numbers = _failed(found, gathered, reasons)
+        can_sign(gathered)
         wanted: dict[str, Any] = {}
         now = changes.effective(gathered).resources
         if mem:

@@ -41,6 +41,34 @@ _CHECKED = (
 )
 
 
+_WRITTEN = (
+    Column("SOURCE", "source"),
+    Column("FILES", "files", right=True),
+    Column("SIZE", lambda row: units.size(row.bytes), right=True),
+    Column("RECORDS", "records", right=True),
+    Column("DIGEST", "digest", cut=False),
+    Column("PATH", "path", wide=True),
+)
+
+
+@dataclass(frozen=True)
+class WrittenManifestView:
+    """A manifest that was written."""
+
+    path: str
+    """Its file."""
+    source: str
+    """The source that it is of."""
+    digest: str
+    """Its Merkle root, which policies name."""
+    files: int
+    """Files that it lists."""
+    bytes: int
+    """Bytes of all of them."""
+    records: int | None
+    """Records that have a digest in FILE.records; null without them."""
+
+
 @dataclass(frozen=True)
 class DataProblemView:
     """A fault of a manifest, its data or a chain."""
@@ -81,7 +109,7 @@ def data_command() -> None:
     """Data of policies: manifests of their files, and chains of where they come from.
 
     \b
-    Example: hpcdet data manifest notes/ --source hosp-a -o a.manifest.json
+    Example: hpcdet data manifest notes/ --source hosp-a --to a.manifest.json
     """
 
 
@@ -105,23 +133,39 @@ data_command.add_command(chain_command)
     help="Croissant metadata: compare digests, and take name and license.",
 )
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE"
+    "--to",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    metavar="FILE",
+    help="Where the manifest goes; one that is there is replaced.",
 )
+@output("data.manifest", WrittenManifestView)
 def manifest(
-    folder: Path, source: str, records: str, license_: str, described: Path | None, out: Path
+    out: Output,
+    folder: Path,
+    source: str,
+    records: str,
+    license_: str,
+    described: Path | None,
+    to: Path,
 ) -> None:
-    """Write the manifest of a folder; prints the Merkle root, which policies name.
+    """Write the manifest of a folder; -o id prints its Merkle root alone, which policies name.
 
     Every file is read. With --records each record gets a digest in FILE.records.
 
     \b
-    Example: hpcdet data manifest notes/ --source hosp-a -o a.manifest.json
+    Example: hpcdet data manifest notes/ --source hosp-a --to a.manifest.json
     """
-    if out.resolve().is_relative_to(folder.resolve()):
-        raise UsageError("the manifest would be one of the files", where=str(out))
+    if to.resolve().is_relative_to(folder.resolve()):
+        hint = "name a file outside of the folder"
+        raise UsageError("the manifest would be one of the files", where=str(to), hint=hint)
+    if not any(one.is_file() for one in folder.rglob("*")):
+        hint = "put the source's files there, or name the folder that has them"
+        raise UsageError("there are no files in it", where=str(folder), hint=hint)
+    out.expect()
     described_as = croissant.read(described) if described else croissant.Croissant({}, ())
     about = described_as.about | ({"license": license_} if license_ else {})
-    sidecar = out.with_name(out.name + RECORDS)
+    sidecar = to.with_name(to.name + RECORDS)
     try:
         with _reading(folder) as watch, _draft(sidecar if records else None) as digests:
             made = manifests.make(
@@ -130,13 +174,13 @@ def manifest(
             described_as.compare(made)
     except ValueError as error:
         raise UsageError(str(error), hint="hpcdet data manifest --help") from None
-    below = os.path.relpath(folder.resolve(), out.parent.resolve())
+    below = os.path.relpath(folder.resolve(), to.parent.resolve())
     made = SourceManifest(made.source, made.files, made.about, made.records, below)
-    files.replace(out, made.to_bytes(), SHARED)
-    size = units.size(sum(one.bytes for one in made.files))
-    told = f", {made.records.count} records" if made.records else ""
-    settings().note(f"{len(made.files)} files, {size}{told}: {out}")
-    click.echo(made.root)
+    files.replace(to, made.to_bytes(), SHARED)
+    count = made.records.count if made.records else None
+    size = sum(one.bytes for one in made.files)
+    row = WrittenManifestView(str(to), made.source, made.root, len(made.files), size, count)
+    out.emit([row], _WRITTEN, key="digest")
 
 
 @data_command.command("verify")
@@ -263,8 +307,10 @@ def _source(policy: CompiledPolicy | None, name: str) -> DataSource | None:
         if one.id == name:
             return one
     known = ", ".join(one.id for one in policy.sources)
-    hint = f"it has: {known}" if name else "give --manifest, which names the source"
-    raise UsageError(f"the policy has no source {name}".rstrip(), where=policy.name, hint=hint)
+    if not name:
+        hint = f"give --manifest FILE, which names one of {known}"
+        raise UsageError("a chain does not say of which source it is", where="--policy", hint=hint)
+    raise UsageError(f"the policy has no source {name}", where=policy.name, hint=f"it has: {known}")
 
 
 @contextlib.contextmanager

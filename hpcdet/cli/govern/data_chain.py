@@ -11,7 +11,6 @@ from pathlib import Path
 import click
 
 from hpcdet.cli.frame.output import Column, Output, output
-from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.policy.provenance import chains
 from hpcdet.policy.provenance.chains import (
@@ -37,6 +36,14 @@ _LINKS = (
     Column("TIME", "time"),
     Column("SIGNED", lambda row: ", ".join(key[:8] for key in row.signed_by)),
     Column("DIGEST", "digest", wide=True),
+)
+
+_SIGNED = (
+    Column("SEQ", "seq", right=True),
+    Column("KIND", "kind", cut=False),
+    Column("KEY", "key", cut=False),
+    Column("DIGEST", "digest", wide=True),
+    Column("PATH", "path", wide=True),
 )
 
 
@@ -74,6 +81,22 @@ class ChainLinkView:
     """Public keys whose signatures are valid; whether they are trusted, a policy says."""
 
 
+@dataclass(frozen=True)
+class SignedLinkView:
+    """A link of a provenance chain that was signed."""
+
+    seq: int
+    """Its place, from 0."""
+    kind: str
+    """``acquire``, ``transform``, ``shard``, ``admit`` or ``revoke``."""
+    digest: str
+    """Its digest."""
+    key: str
+    """The public key that has signed it, 64 hex digits, as a policy's ``trust`` lists it."""
+    path: str
+    """The file of the chain."""
+
+
 @click.group("chain", short_help="Make, extend, sign and show provenance chains.")
 def chain_command() -> None:
     """Provenance chains: where the data of a source come from.
@@ -92,7 +115,9 @@ def chain_command() -> None:
 @click.option("--tool", default="", metavar="NAME[:VERSION]", help="The program that ran.")
 @click.option("--params", type=FILE, help="Its parameters; their digest is kept.")
 @click.option("--actor", default="", help="Who did it [the user].")
+@output("data.chain.add", ChainLinkView)
 def add(
+    out: Output,
     file: Path,
     kind: LinkKind,
     subject: Sequence[str],
@@ -102,7 +127,7 @@ def add(
     params: Path | None,
     actor: str,
 ) -> None:
-    """Add a link to a chain; the first one makes it. Prints the link's digest.
+    """Add a link to a chain; the first one makes it. -o id prints the link's digest alone.
 
     KIND is acquire, then transform as often as needed, shard, admit; revoke withdraws the source.
 
@@ -110,6 +135,7 @@ def add(
     Examples: hpcdet data chain add a.chain transform --subject clean.csv --tool dedupe:1.2
               hpcdet data chain add a.chain admit --manifest a.manifest.json
     """
+    out.expect()
     chain = SourceChain.load(file) if file.exists() else SourceChain()
     made = [_artifact(text) for text in subject]
     if manifest is not None:
@@ -128,18 +154,20 @@ def add(
         actor=actor or getpass.getuser(),
     )
     _append(file, link.to_bytes())
-    click.echo(link.digest)
+    out.emit([_view(chain, len(chain.links), link)], _LINKS, key="digest")
 
 
 @chain_command.command("sign")
 @click.argument("file", type=FILE)
 @click.option("--key", type=FILE, required=True, help="The private key, 64 hex digits.")
-def sign(file: Path, key: Path) -> None:
-    """Sign the last link of a chain; prints the public key, which policies list.
+@output("data.chain.sign", SignedLinkView)
+def sign(out: Output, file: Path, key: Path) -> None:
+    """Sign the last link of a chain; -o id prints the public key alone, which policies list.
 
     \b
     Example: hpcdet data chain sign hosp-a.chain --key ~/steward.key
     """
+    out.expect()
     chain = SourceChain.load(file)
     if not chain.links:
         hint = "add one: hpcdet data chain add FILE acquire"
@@ -147,7 +175,9 @@ def sign(file: Path, key: Path) -> None:
     private = data_secrets.value("--key", {"file": str(key)}, key)
     signature = chains.sign(chain.links[-1], private)
     _append(file, signature.to_bytes())
-    click.echo(signature.key)
+    link = chain.links[-1]
+    row = SignedLinkView(link.seq, link.kind, link.digest, signature.key, str(file))
+    out.emit([row], _SIGNED, key="key")
 
 
 @chain_command.command("show")
@@ -200,4 +230,3 @@ def _append(path: Path, line: bytes) -> None:
     """Add a line to a chain, as a whole."""
     before = files.read(path, chains.LARGEST) if path.exists() else b""
     files.replace(path, before + line + b"\n", _SHARED)
-    settings().note(str(path))

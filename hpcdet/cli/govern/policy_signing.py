@@ -71,8 +71,10 @@ def keygen(out: Output, to: Path) -> None:
     """
     from hpcdet.policy.keys import key_files
 
+    to = to.expanduser()
+    _refuse_nowhere(to)
     try:
-        public = key_files.draw(to.expanduser())
+        public = key_files.draw(to)
     except OSError as error:
         raise Unavailable(f"cannot write: {error.strerror}", where=str(to)) from error
     out.emit([DrawnKeyView(str(to), public)], _KEYS, key="public")
@@ -266,9 +268,17 @@ def read_envelope(path: Path) -> dict[str, Any]:
 def _write(to: Path, envelope: Mapping[str, Any]) -> None:
     from hpcdet.store.fs import files
 
+    _refuse_nowhere(to)
     try:
         made = files.write_once(to, json.dumps(envelope, indent=1).encode() + b"\n", _SHARED)
     except OSError as error:
         raise Unavailable(f"cannot write: {error.strerror}", where=str(to)) from error
     if not made:
         raise UsageError("it is there already", where=str(to), hint="take another name")
+
+
+def _refuse_nowhere(file: Path) -> None:
+    """Refuse a file for whose folder somebody has mistaken a name. Raises UsageError."""
+    if not file.parent.is_dir():
+        hint = f"mkdir -p {file.parent}"
+        raise UsageError("there is no such folder", where=str(file.parent), hint=hint)

@@ -89,6 +89,18 @@ def can_run(gathered: gather.Gathered, wanted: Mapping[str, Any]) -> None:
     site_checks.preflight(changed, site, root, submits=False, required=required)
 
 
+def can_sign(gathered: gather.Gathered) -> None:
+    """Check that an experiment under a policy has the keys without which no node goes on.
+
+    Raises:
+        PolicyRefused: P10: it has not.
+    """
+    if (governance := gathered.config.governance) is not None:
+        from hpcdet.policy.keys import run_keys  # most experiments have no policy
+
+        run_keys.refuse_lost(gathered.paths, governance)
+
+
 def ask_each(
     out: Output,
     verb: commands.Verb,

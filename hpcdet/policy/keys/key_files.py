@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, UsageError
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.store.config import data_secrets
 from hpcdet.store.fs import files
@@ -67,7 +67,7 @@ def draw(path: Path) -> str:
     """Make a file with a new private key, readable by its owner only; return the public key, hex.
 
     Raises:
-        PolicyRefused: P10: there is something of that name already.
+        UsageError: there is something of that name already.
         OSError: it cannot be written.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -78,7 +78,7 @@ def draw(path: Path) -> str:
     )
     if not made:
         what, hint = "it is there already, and a key is never overwritten", "take another name"
-        raise PolicyRefused("P10", what, where=str(path), hint=hint)
+        raise UsageError(what, where=str(path), hint=hint)
     return public(key)
 
 

@@ -34,6 +34,8 @@ CLOCKS = timedelta(minutes=5)
 """By which the clock of a node may be behind that of who certifies."""
 LARGEST = 64 * 1024
 """Bytes of a certificate's file."""
+_ANEW = "submit its config anew, which draws another key"
+_LOST = f"put secrets.json back from a backup of the experiment (mode 0600), or {_ANEW}"
 _NUMBERED = re.compile(r"(\d{4,})\.json")
 
 
@@ -62,6 +64,8 @@ def signer(paths: ExperimentPaths, governance: Governance) -> Ed25519PrivateKey:
     except OSError as error:
         what = f"cannot read the run key: {error.strerror}"
         hint = "only the experiment's owner signs for it"
+        if isinstance(error, FileNotFoundError):
+            hint += f", and archives leave the key out: {_LOST}"
         raise PolicyRefused("P10", what, where=str(error.filename), hint=hint) from None
     key = key_files.parse(text, "governance.run_key")
     if governance.signer not in ("", key_files.public(key)):
@@ -69,9 +73,25 @@ def signer(paths: ExperimentPaths, governance: Governance) -> Ed25519PrivateKey:
             "P10",
             f"it is another key than the experiment was submitted with ({governance.signer[:16]}…)",
             where="governance.run_key",
-            hint="put that key back; who has lost it forks the experiment",
+            hint=f"put that key back; or {_ANEW}",
         )
     return key
+
+
+def refuse_lost(paths: ExperimentPaths, governance: Governance) -> None:
+    """Refuse to go on with an experiment that has not the keys in its folder with which it began.
+
+    Raises:
+        PolicyRefused: P10.
+    """
+    for name in ("run_key", "twin_key") if governance.commitment else ("run_key",):
+        if "stored" in (getattr(governance, name) or {}) and not paths.secrets.exists():
+            raise PolicyRefused(
+                "P10",
+                f"its {name} is not here any more, and no node could go on without it",
+                where=str(paths.secrets),
+                hint=f"archives leave keys out: {_LOST}",
+            )
 
 
 def load(
