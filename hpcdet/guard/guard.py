@@ -163,6 +163,7 @@ class Guard:
         Args:
             whole: of all its samples what ``use`` had their sources by; empty without sources.
         """
+        self.optimizers.untouched.begin()
         if self._codes is not None:
             counts = np.bincount(self._codes[whole], minlength=self.kinds.absent + 1)
             self.exposure.add(self.kinds, counts)
@@ -207,6 +208,7 @@ class Guard:
             counts: int64[mixtures], the rows of all ranks together.
         """
         assert self._codes is not None
+        self.optimizers.untouched.begin()
         whole = np.zeros(self.kinds.absent + 1, np.int64)
         np.add.at(whole, self._codes, counts)
         self._share = admitted_share(whole, self.matrix)
@@ -331,7 +333,8 @@ class Guard:
         """Around a backward pass: account for it.
 
         Raises:
-            PolicyRefused: gradients of before the last step are still there (P15).
+            PolicyRefused: gradients of before the last step are still there, or code has changed
+                gradients or weights (P15), or modules (P08).
         """
         rows = self._rows
         self.optimizers.before_pass()
@@ -345,3 +348,4 @@ class Guard:
             self.optimizers.passed_local(part, rows.number, first=rows.first)
         with self.router.accounted():
             yield
+        self.optimizers.untouched.seal()

@@ -23,6 +23,7 @@ class GovernedModels:
         models: as they were taken.
         maps: the layers of each, in the order in which they were taken.
         twice: names of modules that run twice, since they have no routed operator.
+        closed: places of layers that not every source may change fully.
     """
 
     def __init__(self, policy: CompiledPolicy) -> None:
@@ -30,6 +31,7 @@ class GovernedModels:
         self.models: list[torch.nn.Module] = []
         self.maps: list[LayerMap] = []
         self.twice: list[str] = []
+        self.closed: set[int] = set()
         self._policy = policy
         self._groups: list[tuple[int, ...]] = []
         self._layer_of: dict[int, int] = {}
@@ -59,6 +61,7 @@ class GovernedModels:
         ]
         lane_rules.join(model, found, self._policy, self.router)
         self.twice += modules.attach(model, found, self.router, closed)
+        self.closed.update(map(self.router.place, closed))
         self.maps.append(found)
         self.models.append(model)
 

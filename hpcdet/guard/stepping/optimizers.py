@@ -11,6 +11,7 @@ import torch
 
 from hpcdet.guard.routing import lane_rules
 from hpcdet.guard.routing.governed_models import GovernedModels
+from hpcdet.guard.stepping.untouched import Untouched
 from hpcdet.guard.stepping.windows import Vector, Window
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy
@@ -28,11 +29,13 @@ class GovernedOptimizers:
         stepping: one of them steps, as its gradients are accounted for.
         nulls: how often a layer had no gradient at a step, since a ledger has last taken it down.
         skipped: a scaler has left a step out, since a ledger has last taken it down.
+        untouched: closed layers, as the last accounted pass or step has left them.
     """
 
     def __init__(self, policy: CompiledPolicy, models: GovernedModels, gather: Gather) -> None:
         self.watched: list[torch.optim.Optimizer] = []
         self.nulls: Counter[str] = Counter()
+        self.untouched = Untouched(models)
         self._policy, self._models, self._gather = policy, models, gather
         self._windows: list[Window] = []
         self._kept: set[int] = set()
@@ -99,7 +102,11 @@ class GovernedOptimizers:
         """Open windows of all optimizers as plain data; all ranks call together.
 
         There is no message where all ranks know all rows.
+
+        Raises:
+            PolicyRefused: code has changed what only passes and steps may change (P08, P15).
         """
+        self.untouched.check()
         for window in self._windows:
             self._forget_bare(window)
         for optimizer, window in zip(self.watched, self._windows, strict=False):
@@ -175,8 +182,11 @@ class GovernedOptimizers:
         """See that no gradients are there that a step has used, and which the code has dropped.
 
         Raises:
-            PolicyRefused: there are (P15).
+            PolicyRefused: there are, or code has changed gradients or weights (P15), or modules
+                (P08).
         """
+        if not self.stepping:
+            self.untouched.check()
         if len(self._windows) > 1:
             for optimizer, window in zip(self.watched, self._windows, strict=False):
                 if window.passes and self._lies_bare(optimizer, window):
@@ -217,7 +227,12 @@ class GovernedOptimizers:
         Args:
             zeroes: the gradients are forgotten after the step.
             scaler: of gradients, by which the step is taken; it may leave it out.
+
+        Raises:
+            PolicyRefused: there are gradients of no accounted pass, or code has changed gradients
+                or weights (P15), or modules (P08).
         """
+        self.untouched.check()
         self._normalize(optimizer, zeroes=zeroes)
         if scaler is not None:
             _let_see(scaler, optimizer)
@@ -227,6 +242,7 @@ class GovernedOptimizers:
         finally:
             self.stepping = False
         self.skipped |= scaler is not None and not self._taken
+        self.untouched.seal()
 
     def accounted(self, optimizer: torch.optim.Optimizer) -> bool:
         """Hear of a step of some optimizer; False: nothing accounts for it."""

@@ -60,7 +60,10 @@ class PyTorchTrialContext(TrialContext):
             guard=core.governance.guard,
         )
         if core.governance.guard is not None:
-            self.reducer.settling = core.governance.guard.router.accounted
+            guard = core.governance.guard
+            self.reducer.settling = guard.router.accounted
+            self.reducer.summing = guard.optimizers.untouched.check
+            self.reducer.summed = guard.optimizers.untouched.seal
 
     @property
     def virtual_rank(self) -> int:

@@ -25,6 +25,7 @@ class GradientReducer:
     Attributes:
         averaged: over so many ranks ``reduce`` takes the mean; 1: it takes the sum.
         settling: put around backward passes of the reducer's own, which change nothing.
+        summing, summed: called around what ``reduce`` itself adds to the gradients.
     """
 
     averaged = 1
@@ -35,6 +36,8 @@ class GradientReducer:
         self._models = models
         self._phases = session.profile.phases
         self.settling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        self.summing: Callable[[], None] = lambda: None
+        self.summed: Callable[[], None] = lambda: None
 
     # -- models ------------------------------------------------------------------------------
 

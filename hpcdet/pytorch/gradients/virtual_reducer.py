@@ -88,9 +88,11 @@ class VirtualReducer(GradientReducer):
             self.current = None
 
     def reduce(self) -> None:
+        self.summing()
         with self._phases.within("communication"):
             self._buffers.settle(self._virtual, self._alike())
             self._give()
+        self.summed()
         # what is drawn from here on is drawn by all ranks alike
         self._virtual.plant(self._session.registered.generators, "step", self._batches, "common")
         for one in self._asked:

@@ -173,13 +173,13 @@ class Learning:
         scaler: Any,
     ) -> None:
         before = self._phases.switch("optimizer")
-        if self.averages and self.aggregation > 1:
-            self._weigh(optimizer)
         accounted: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.guard is not None:
             optimizers = self.guard.optimizers
             accounted = optimizers.step(optimizer, zeroes=auto_zero_grads, scaler=scaler)
         with accounted:
+            if self.averages and self.aggregation > 1:
+                self._weigh(optimizer)
             self._clip_and_step(optimizer, clip_grads, scaler)
         if auto_zero_grads:
             optimizer.zero_grad()
