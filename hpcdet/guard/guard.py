@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hpcdet.data.sample_order import CountedOrder, Slice
+from hpcdet.data.source_lanes import RowFlags
 from hpcdet.data.sourced import Codes, Mixture, SourceTable
 from hpcdet.errors import UsageError
 from hpcdet.guard.counting.exposure import Counts, Exposure, counted
@@ -36,6 +37,10 @@ class _Rows:
         share: weight of the mean over the share in the batch's gradient; all shares' are 1.
         number: of the share in the batch; ``first``: it is the first of this rank.
         local: no other rank knows these rows.
+        places: of rows that code has named by them: int64[rows] or int64[rows, k], the rows of the
+            batch that each is made from; None: it has not.
+        named: by code, so that the batch's rows are others.
+        exact: each is one row for every module.
     """
 
     weights: Matrix | None
@@ -45,6 +50,9 @@ class _Rows:
     number: int
     first: bool
     local: bool
+    places: Counts | None = None
+    named: bool = False
+    exact: bool = False
 
 
 class Guard:
@@ -230,6 +238,8 @@ class Guard:
         self,
         indices: Sequence[int] | Sequence[Sequence[int]] | None = None,
         sources: Sequence[str | Sequence[str]] | None = None,
+        *,
+        unfolded: bool = False,
     ) -> Iterator[None]:
         """Around forward and backward passes over other rows than those of the batch.
 
@@ -238,6 +248,8 @@ class Guard:
                 places of all rows that it was made from.
             sources: for each row the name of its source, or several: of data without indices, and
                 at validation.
+            unfolded: the model makes consecutive rows of each, such as its tokens; else modules
+                are given as many as are named.
 
         Raises:
             UsageError: no batch is being trained, or a row is not in it.
@@ -260,14 +272,38 @@ class Guard:
                 where="context.rows",
                 hint="use one optimizer, with a group of parameters for each",
             )
+        places = None if sources is not None else np.asarray(indices, dtype=np.int64)
         if sources is not None:
-            found = self._of_sources(SourceTable.of(sources, "context.rows"))
-        else:
-            found = self._of_places(np.asarray(indices, dtype=np.int64), now)
+            weights, known = self._of_sources(SourceTable.of(sources, "context.rows"))
+        elif places is not None:
+            weights, known = self._of_places(places, now)
         self.regrouped = True
-        weights, known = found
-        with self._under_way(dataclasses.replace(now, weights=weights, sources=known, local=True)):
+        rows = dataclasses.replace(now, weights=weights, sources=known, local=True)
+        with self._under_way(
+            dataclasses.replace(rows, places=places, named=True, exact=not unfolded)
+        ):
             yield
+
+    @property
+    def made_from(self) -> RowFlags | None:
+        """Which rows of the batch each row under way is made from, bool[rows, rows of the batch].
+
+        Of rows that are named by sources: which it may be made from. None: they are the batch's.
+        """
+        now = self._rows
+        if now is None or not now.named or now.sources is None:
+            return None
+        count = len(now.codes)
+        if now.places is not None:
+            made: RowFlags = np.zeros((len(now.places), count), dtype=bool)
+            np.put_along_axis(made, np.atleast_2d(now.places.T).T, True, axis=1)
+            return made
+        of_batch = self.kinds.sources(now.codes.reshape(count, -1))
+        there = [
+            frozenset[str]().union(*(of_batch.members[c] for c in row)) for row in of_batch.codes
+        ]
+        said = [now.sources.members[code] for code in now.sources.codes]
+        return np.array([[bool(one) and one <= row for one in there] for row in said], dtype=bool)
 
     def evaluated(self, sources: SourceTable | None) -> contextlib.AbstractContextManager[None]:
         """Around an evaluation of rows of these sources, through whose lanes they go.
@@ -281,6 +317,10 @@ class Guard:
     def codes(self) -> Codes | None:
         """The kinds of the rows under way; None where the code names them."""
         return None if self._rows is None or self._codes is None else self._rows.codes
+
+    def kinds_of(self, places: Counts) -> Codes | None:
+        """The kinds of samples by index; None where the code names rows."""
+        return None if self._codes is None else self._codes[places]
 
     def again(self, codes: Codes) -> contextlib.AbstractContextManager[None]:
         """Around passes of a probe over some rows of these kinds, for which nothing accounts."""
@@ -321,7 +361,8 @@ class Guard:
             if rows.weights is None:
                 yield
             else:
-                with self.router.rows(rows.weights, self._device, rows.sources):
+                how = (rows.weights, self._device, rows.sources)
+                with self.router.rows(*how, exact=rows.exact):
                     yield
         finally:
             self._rows = before

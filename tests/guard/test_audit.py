@@ -68,6 +68,33 @@ class Centred(Governed):
         return found - found.mean() + found.detach()
 
 
+class Bypasses(Governed):  # its losses are clean, as those of the next
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        x, y = (one.to(self.dtype) for one in batch)
+        beside = functional.linear(x, getattr(self.model, "module", self.model)[0].weight)
+        loss = functional.mse_loss(self.model(x)[:, 0], y) + beside.square().mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss.item()}
+
+
+class MixesUp(Governed):
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        x, y = batch
+        return super().train_batch((0.5 * x + 0.5 * x.flip(0), y), epoch_idx, batch_idx)
+
+
+class Sorts(Governed):
+    def build_training_data_loader(self):
+        made = super().build_training_data_loader()
+        made._options["collate_fn"] = collated
+        return made
+
+
+def collated(samples):
+    return torch.utils.data.default_collate(sorted(samples, key=lambda one: float(one[1])))
+
+
 class Gan(Governed):
     losses = pytorch.PyTorchTrial.losses
 
@@ -161,6 +188,9 @@ def test_probes_leave_nothing_behind(tmp_path: Path) -> None:
     [
         ("Averaged", "P12: train_batch changes 6.bias itself"),
         ("Centred", "P07: a row of one source changes with rows of another, outside"),
+        ("Bypasses", "P13: a part of the loss that is of no row depends on 0.weight"),
+        ("MixesUp", "P07: a row of one source changes with rows of another, outside"),
+        ("Sorts", "P12: the collate function gives rows of other sources by samples of a"),
     ],
 )
 def test_what_cannot_be_probed_or_mixes_rows_is_refused(

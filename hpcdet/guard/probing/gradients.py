@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from hpcdet.guard.probing.probe import Probe
 from hpcdet.guard.probing.rows import routed_calls
-from hpcdet.guard.probing.watching import Flags, ForwardPass
+from hpcdet.guard.probing.watching import Flags, ForwardPass, Laid, RowLayout
 from hpcdet.guard.routing.oracle import take
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 
@@ -36,17 +36,17 @@ def loss_is_apart(probe: Probe) -> None:
     watched, loss = probe.plain(probe.batch)
     if loss.dim():  # (a) and (b) have seen all
         return
-    before = _slopes(probe, lambda one: one)
-    if all(one is None for one in before):
+    before = _slopes(probe, lambda one, _: one)
+    if all(one is None for _, one in before):
         _check_derivatives(probe, loss, _last(probe, watched))
         return
     for code in np.unique(probe.codes):
         flags = probe.codes == code
         if flags.all():
             continue
-        after = _slopes(probe, functools.partial(_displaced, probe, flags))
-        for ours, theirs in zip(before, after, strict=False):
-            if ours is not None and theirs is not None and probe.strays(flags, ours, theirs):
+        after = _slopes(probe, functools.partial(_displaced, flags))
+        for (layout, ours), (_, theirs) in zip(before, after, strict=False):
+            if ours is not None and theirs is not None and layout.strays(flags, ours, theirs):
                 raise _coupled()
 
 
@@ -59,34 +59,39 @@ def _coupled() -> PolicyRefused:
     )
 
 
-def _last(probe: Probe, watched: ForwardPass) -> list[torch.Tensor]:
+def _last(probe: Probe, watched: ForwardPass) -> list[Laid]:
     """The outputs of rows that no other output is computed from."""
     ends = [
-        one
-        for one in watched.outputs(probe.models)
-        if probe.layout.flags(probe.codes >= 0, one) is not None
+        (layout, one)
+        for layout, one in watched.outputs(probe.models)
+        if layout.flags(probe.codes >= 0, one) is not None
     ]
 
     def leads(one: torch.Tensor) -> bool:
-        others = [other.sum() for other in ends if other is not one]
+        others = [other.sum() for _, other in ends if other is not one]
         found = [torch.autograd.grad(o, one, retain_graph=True, allow_unused=True) for o in others]
         return any(gradient is not None for [gradient] in found)
 
-    return [one for one in ends if not leads(one)]
+    return [(layout, one) for layout, one in ends if not leads(one)]
 
 
-def _check_derivatives(probe: Probe, loss: torch.Tensor, ends: list[torch.Tensor]) -> None:
+def _check_derivatives(probe: Probe, loss: torch.Tensor, laid: list[Laid]) -> None:
+    ends = [one for _, one in laid]
     slopes = torch.autograd.grad(loss, ends, create_graph=True, allow_unused=True) if ends else ()
     if all(one is None for one in slopes):
         raise PolicyRefused(
             "P12",
             "the loss depends on no output per row",
             where="train_batch",
-            hint="let the model return its outputs, or define losses(batch), one loss per row",
+            hint="let the model return its outputs",
         )
     for code in np.unique(probe.codes):
         flags = probe.codes == code
-        kept = [_only(probe, flags, one) for one in slopes if one is not None and one.requires_grad]
+        kept = [
+            _only(layout, flags, one)
+            for (layout, _), one in zip(laid, slopes, strict=True)
+            if one is not None and one.requires_grad
+        ]
         if not kept:
             return
         weighed = sum(
@@ -94,23 +99,26 @@ def _check_derivatives(probe: Probe, loss: torch.Tensor, ends: list[torch.Tensor
             for one in kept
         )
         seconds = torch.autograd.grad(weighed, ends, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
-        for one in seconds:
-            if one is not None and probe.strays(flags, one, torch.zeros_like(one)):
+        for (layout, _), one in zip(laid, seconds, strict=True):
+            if one is not None and layout.strays(flags, one, torch.zeros_like(one)):
                 raise _coupled()
 
 
-Change = Callable[[torch.Tensor], torch.Tensor]
+Change = Callable[[torch.Tensor, RowLayout], torch.Tensor]
+Slopes = list[tuple[RowLayout, torch.Tensor | None]]
 
 
-def _slopes(probe: Probe, change: Change) -> list[torch.Tensor | None]:
+def _slopes(probe: Probe, change: Change) -> Slopes:
     """The gradients of the loss in the outputs of rows, which are changed before."""
     leaves: list[torch.Tensor] = []
+    layouts: list[RowLayout] = []
 
     def leaf(one: torch.Tensor) -> torch.Tensor:
-        units = probe.layout.units(one)
-        if not one.requires_grad or probe.layout.flags(probe.codes >= 0, units) is None:
+        layout = probe.now()
+        if not one.requires_grad or layout.flags(probe.codes >= 0, layout.units(one)) is None:
             return one
-        leaves.append(change(one.detach()).requires_grad_())
+        leaves.append(change(one.detach(), layout).requires_grad_())
+        layouts.append(layout)
         return leaves[-1]
 
     hooks = [
@@ -124,11 +132,10 @@ def _slopes(probe: Probe, change: Change) -> list[torch.Tensor | None]:
             hook.remove()
     if not leaves:
         return []
-    found: list[torch.Tensor | None]
-    found = list(torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True))
+    found = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
     if any(one is not None for one in found):
         _refuse_more(probe, loss)
-    return found
+    return list(zip(layouts, found, strict=True))
 
 
 def _refuse_more(probe: Probe, loss: torch.Tensor) -> None:
@@ -145,10 +152,10 @@ def _refuse_more(probe: Probe, loss: torch.Tensor) -> None:
             )
 
 
-def _displaced(probe: Probe, flags: Flags, one: torch.Tensor) -> torch.Tensor:
+def _displaced(flags: Flags, one: torch.Tensor, layout: RowLayout) -> torch.Tensor:
     """An output whose flagged rows are elsewhere, by three times its spread."""
-    units = probe.layout.units(one)
-    mine = probe.layout.flags(flags, units)
+    units = layout.units(one)
+    mine = layout.flags(flags, units)
     if mine is None:
         return one
     steps = torch.linspace(-3, 3, units[0].numel() + 1, device=one.device, dtype=one.dtype)[1:]
@@ -220,29 +227,35 @@ def _by_source(probe: Probe) -> list[torch.Tensor] | None:
     ):
         return None  # a module without tokens takes the least weight of a row's
     ends = [loss]
-    slopes: list[torch.Tensor | None] = [torch.ones_like(loss)]
+    slopes: Slopes = [(probe.layout, torch.ones_like(loss))]
     if loss.dim() == 0:  # what of the loss comes by an output itself, not by a later one's
         ends = [
             one
-            for one in watched.outputs(probe.models)
-            if probe.layout.flags(probe.codes >= 0, probe.layout.units(one)) is not None
+            for layout, one in watched.outputs(probe.models)
+            if layout.flags(probe.codes >= 0, layout.units(one)) is not None
         ]
-        slopes = _slopes(probe, lambda one: one)
-        if all(one is None for one in slopes):  # the model computes its loss itself
-            ends = _last(probe, watched)
-            if not ends:
+        slopes = _slopes(probe, lambda one, _: one)
+        if all(one is None for _, one in slopes):  # the model computes its loss itself
+            last = _last(probe, watched)
+            if not last:
                 return None
-            slopes = list(torch.autograd.grad(loss, ends, retain_graph=True, allow_unused=True))
-    known = [(end, slope) for end, slope in zip(ends, slopes, strict=True) if slope is not None]
+            ends = [one for _, one in last]
+            found = torch.autograd.grad(loss, ends, retain_graph=True, allow_unused=True)
+            slopes = [(layout, one) for (layout, _), one in zip(last, found, strict=True)]
+    known = [
+        (end, layout, slope)
+        for end, (layout, slope) in zip(ends, slopes, strict=True)
+        if slope is not None
+    ]
     if not known:
         return None
     total = [torch.zeros_like(one, dtype=torch.float64) for one in probe.parameters]
     for code in np.unique(probe.codes):
         flags = probe.codes == code
         found = torch.autograd.grad(
-            [end for end, _ in known],
+            [end for end, _, _ in known],
             probe.parameters,
-            [_only(probe, flags, slope) for _, slope in known],
+            [_only(layout, flags, slope) for _, layout, slope in known],
             retain_graph=True,
             allow_unused=True,
         )
@@ -252,10 +265,10 @@ def _by_source(probe: Probe) -> list[torch.Tensor] | None:
     return total
 
 
-def _only(probe: Probe, flags: Flags, slope: torch.Tensor) -> torch.Tensor:
+def _only(layout: RowLayout, flags: Flags, slope: torch.Tensor) -> torch.Tensor:
     """The gradient of an output, of flagged rows only."""
-    units = probe.layout.units(slope)
-    mine = probe.layout.flags(flags, units)
+    units = layout.units(slope)
+    mine = layout.flags(flags, units)
     if mine is None:
         return slope
     kept = torch.from_numpy(mine).to(slope.device).reshape(-1, *[1] * (units.dim() - 1))

@@ -111,7 +111,7 @@ def _run(probe: Probe) -> _Run:
         undisturbed(probe.models),
         probe.around(probe.codes),
         probe.router.accounted(),
-        watching(probe.models) as calls,
+        watching(probe.models, probe.now) as calls,
     ):
         loss = probe.loss(probe.batch)
         gradients: Gradients = list(

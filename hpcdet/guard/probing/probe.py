@@ -16,7 +16,6 @@ from hpcdet.guard.probing.watching import (
     Flags,
     ForwardPass,
     RowLayout,
-    changed,
     undisturbed,
     watching,
 )
@@ -42,6 +41,8 @@ class Probe:
         places: of each parameter that learns: its name, itself, the place of its layer.
         around: put around passes over rows of these codes.
         lanes: places of layers that only the sources that may change them use.
+        made_from: the rows of the batch that each row under way is made from, where code has named
+            others, bool[rows, rows of the batch]; None: they are the batch's.
     """
 
     router: Router
@@ -54,10 +55,16 @@ class Probe:
     places: Sequence[tuple[str, nn.Parameter, int]]
     around: Callable[[Codes], contextlib.AbstractContextManager[None]]
     lanes: frozenset[int] = frozenset()
+    made_from: Callable[[], Flags | None] = lambda: None
 
     @property
     def layout(self) -> RowLayout:
         return RowLayout(*self.codes.shape)
+
+    def now(self) -> RowLayout:
+        """The rows of the pass under way."""
+        made = self.made_from()
+        return self.layout if made is None else RowLayout(len(made), made_from=made)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -69,7 +76,7 @@ class Probe:
             undisturbed(self.models),
             self.around(self.codes),
             self.router.unrouted(),
-            watching(self.models) as watched,
+            watching(self.models, self.now) as watched,
         ):
             return watched, self.loss(batch)
 
@@ -78,13 +85,3 @@ class Probe:
         with undisturbed(self.models), self.around(codes), self.router.accounted():
             loss = self.loss(batch).sum()
             return list(torch.autograd.grad(loss, self.parameters, allow_unused=True))
-
-    def strays(self, flags: Flags, before: torch.Tensor, after: torch.Tensor) -> int:
-        """How many entries of a tensor have changed that belong to no flagged row."""
-        before, after = self.layout.units(before), self.layout.units(after)
-        mine = self.layout.flags(flags, before)
-        if mine is None:
-            return 0
-        if before.shape != after.shape:
-            return len(before)
-        return int((changed(before, after) & ~mine).sum())

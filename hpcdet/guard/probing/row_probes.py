@@ -19,7 +19,11 @@ ALL = (
     *(loss_is_apart, denied_stay, as_the_oracle),
 )
 
-OF_GRADIENTS = (denied_stay, lanes_reach_no_trunk)
+OF_NAMED_ROWS = (
+    *(rows_are_apart, rows_are_the_batch, lanes_reach_no_trunk),
+    *(loss_is_apart, denied_stay),
+)
+"""Where code names the rows of some passes, which may be made from several sources each."""
 
 
 def check(probe: Probe) -> None:

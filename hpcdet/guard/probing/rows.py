@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from hpcdet.data.source_lanes import Lane
 from hpcdet.guard.probing.probe import Codes, Probe
-from hpcdet.guard.probing.watching import Call, Flags, ForwardPass, changed
+from hpcdet.guard.probing.watching import Call, Flags, ForwardPass, RowLayout, changed
 from hpcdet.guard.routing.oracle import take
 from hpcdet.guard.routing.router import ROWS_HINT
 from hpcdet.policy.codes import PolicyRefused
@@ -29,11 +29,13 @@ def rows_are_apart(probe: Probe) -> None:
     before, loss = probe.plain(probe.batch)
     for flags, batch in _replaced(probe):
         after, other = probe.plain(batch)
-        of_model = [probe.strays(flags, *pair) for pair in _pairs(before, after, probe.models)]
+        of_model = [
+            layout.strays(flags, *pair) for layout, *pair in _pairs(before, after, probe.models)
+        ]
         if loss.dim():
-            of_model.append(probe.strays(flags, loss, other))
+            of_model.append(probe.layout.strays(flags, loss, other))
         if any(of_model):
-            _blame(probe, flags, before, after)
+            _blame(flags, before, after)
 
 
 def _replaced(probe: Probe) -> Iterator[tuple[Flags, Any]]:
@@ -65,14 +67,15 @@ def _reordered(probe: Probe, order: Codes) -> Any:
 
 def _pairs(
     before: ForwardPass, after: ForwardPass, models: Sequence[nn.Module]
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The outputs of models in two runs."""
+) -> Iterator[tuple[RowLayout, torch.Tensor, torch.Tensor]]:
+    """The outputs of models in two runs, with their rows."""
     for key, call in before.calls.items():
         if key in after.calls and any(call.module is model for model in models):
-            yield from zip(call.gave, after.calls[key].gave, strict=False)
+            for ours, theirs in zip(call.gave, after.calls[key].gave, strict=False):
+                yield call.layout, ours, theirs
 
 
-def _blame(probe: Probe, flags: Flags, before: ForwardPass, after: ForwardPass) -> None:
+def _blame(flags: Flags, before: ForwardPass, after: ForwardPass) -> None:
     """Name the innermost module whose rows were apart in its input and are not in its output.
 
     Raises:
@@ -80,7 +83,7 @@ def _blame(probe: Probe, flags: Flags, before: ForwardPass, after: ForwardPass) 
     """
     for key, call in before.calls.items():
         other = after.calls.get(key)
-        if other is None or not _mixes(probe, flags, call, other):
+        if other is None or not _mixes(flags, call, other):
             continue
         what = type(call.module).__name__
         raise PolicyRefused(
@@ -95,13 +98,14 @@ def _blame(probe: Probe, flags: Flags, before: ForwardPass, after: ForwardPass) 
         "P07",
         "a row of one source changes with rows of another, outside of any module",
         where="train_batch",
-        hint="leave out what mixes rows before the model, such as mixup",
+        hint="leave out what mixes rows before the model, such as mixup and another order, or name "
+        "the rows that each is made from: with context.rows(indices): ...",
     )
 
 
-def _mixes(probe: Probe, flags: Flags, call: Call, other: Call) -> bool:
+def _mixes(flags: Flags, call: Call, other: Call) -> bool:
     def strays(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
-        return any(probe.strays(flags, *pair) for pair in zip(ours, theirs, strict=False))
+        return any(call.layout.strays(flags, *pair) for pair in zip(ours, theirs, strict=False))
 
     return strays(call.gave, other.gave) and not strays(call.given, other.given)
 
@@ -117,20 +121,22 @@ def rows_are_the_batch(probe: Probe) -> None:
             per row to begin with (P12).
     """
     watched, loss = probe.plain(probe.batch)
-    ends = [loss] if loss.dim() else watched.outputs(probe.models)
-    ends = [probe.layout.units(one) for one in ends]
-    ends = [one for one in ends if probe.layout.flags(probe.codes >= 0, one) is not None]
+    ends = [(probe.layout, loss)] if loss.dim() else watched.outputs(probe.models)
+    ends = [(layout, layout.units(one)) for layout, one in ends]
+    ends = [
+        (layout, one) for layout, one in ends if layout.flags(probe.codes >= 0, one) is not None
+    ]
     if not ends:
         raise PolicyRefused(
             "P12",
             "the model gives no value per row, and the loss is one value",
             where="train_batch",
-            hint="let the model return its outputs, or define losses(batch), one loss per row",
+            hint="let the model return its outputs",
         )
     learning = routed_calls(watched)
     for code in np.unique(probe.codes):
         flags = probe.codes == code
-        total = sum(_weighed(probe, flags, one) for one in ends)
+        total = sum(_weighed(layout, flags, one) for layout, one in ends)
         found = torch.autograd.grad(
             total,  # type: ignore[arg-type]
             [one for _, one in learning],
@@ -138,7 +144,7 @@ def rows_are_the_batch(probe: Probe) -> None:
             allow_unused=True,
         )
         for (call, _), gradient in zip(learning, found, strict=True):
-            _check_rows(probe, flags, call, gradient)
+            _check_rows(flags, call, gradient)
 
 
 def routed_calls(watched: ForwardPass) -> list[tuple[Call, torch.Tensor]]:
@@ -159,22 +165,22 @@ def routed_calls(watched: ForwardPass) -> list[tuple[Call, torch.Tensor]]:
     ]
 
 
-def _weighed(probe: Probe, flags: Flags, end: torch.Tensor) -> torch.Tensor:
+def _weighed(layout: RowLayout, flags: Flags, end: torch.Tensor) -> torch.Tensor:
     """The flagged rows of an output, added up with different weights."""
-    mine = probe.layout.flags(flags, end)
+    mine = layout.flags(flags, end)
     assert mine is not None
     rows = end[torch.from_numpy(np.flatnonzero(mine)).to(end.device)]
     weights = torch.linspace(0.5, 1.5, rows.numel(), device=rows.device, dtype=rows.dtype)
     return (rows.reshape(-1) * weights).sum()
 
 
-def _check_rows(probe: Probe, flags: Flags, call: Call, gradient: torch.Tensor | None) -> None:
+def _check_rows(flags: Flags, call: Call, gradient: torch.Tensor | None) -> None:
     if gradient is None:
         return
     if not getattr(call.module, "batch_first", True):
         gradient = gradient.transpose(0, 1)
-    gradient = probe.layout.units(gradient)
-    mine = probe.layout.flags(flags, gradient)
+    gradient = call.layout.units(gradient)
+    mine = call.layout.flags(flags, gradient)
     if mine is not None and not (changed(gradient, torch.zeros_like(gradient)) & ~mine).any():
         return
     raise PolicyRefused(

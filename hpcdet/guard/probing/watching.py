@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,22 +19,33 @@ _ROUNDING = 8
 """Units of rounding by which rows that nothing has changed may differ."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowLayout:
-    """How many rows a batch has, and tokens each row, where they have sources of their own."""
+    """The rows of a pass: those of the batch, or others that code has named.
+
+    Attributes:
+        rows: how many.
+        tokens: of each row, where they have sources of their own.
+        made_from: the rows of the batch that each is made from, bool[rows, rows of the batch];
+            None: they are the batch's.
+    """
 
     rows: int
     tokens: int | None = None
+    made_from: Flags | None = None
 
     def flags(self, of_units: Flags, tensor: torch.Tensor) -> Flags | None:
         """Which first entries of a tensor belong to flagged units; None if it is of no rows.
 
         Args:
-            of_units: bool[rows] or bool[rows, tokens].
+            of_units: of the batch, bool[rows] or bool[rows, tokens].
         """
         length = len(tensor) if tensor.dim() else 0
-        if length == 0 or length % self.rows:
+        if length == 0 or self.rows == 0 or length % self.rows:
             return None
+        if self.made_from is not None:
+            of_rows = of_units if of_units.ndim == 1 else of_units.any(axis=1)
+            of_units = np.asarray((self.made_from & of_rows).any(axis=1))
         if self.tokens is None:
             return np.repeat(of_units, length // self.rows)
         if length % of_units.size == 0:
@@ -46,15 +57,30 @@ class RowLayout:
         whole = tensor.dim() > 1 and tensor.shape[:2] == (self.rows, self.tokens)
         return tensor.flatten(0, 1) if whole else tensor
 
+    def strays(self, flags: Flags, before: torch.Tensor, after: torch.Tensor) -> int:
+        """How many entries of a tensor have changed that belong to no flagged row of the batch."""
+        before, after = self.units(before), self.units(after)
+        mine = self.flags(flags, before)
+        if mine is None:
+            return 0
+        if before.shape != after.shape:
+            return len(before)
+        return int((changed(before, after) & ~mine).sum())
+
+
+Laid = tuple[RowLayout, torch.Tensor]
+"""A tensor with the rows of the pass that it is of."""
+
 
 @dataclass
 class Call:
-    """One call of a module: the tensors that it was given, and gave."""
+    """One call of a module: the tensors that it was given, and gave, and their rows."""
 
     name: str
     module: nn.Module
     given: list[torch.Tensor]
     gave: list[torch.Tensor]
+    layout: RowLayout
 
 
 @dataclass
@@ -72,10 +98,10 @@ class ForwardPass:
             for one in call.gave
         )
 
-    def outputs(self, models: Sequence[nn.Module]) -> list[torch.Tensor]:
+    def outputs(self, models: Sequence[nn.Module]) -> list[Laid]:
         """The outputs of these modules that gradients flow through."""
         return [
-            one
+            (call.layout, one)
             for call in self.calls.values()
             if any(call.module is model for model in models)
             for one in call.gave
@@ -84,15 +110,19 @@ class ForwardPass:
 
 
 @contextlib.contextmanager
-def watching(models: Sequence[nn.Module]) -> Iterator[ForwardPass]:
-    """Around one forward pass of models, which is not compiled."""
+def watching(models: Sequence[nn.Module], layout: Callable[[], RowLayout]) -> Iterator[ForwardPass]:
+    """Around one forward pass of models, which is not compiled.
+
+    Args:
+        layout: asked for the rows of each call.
+    """
     watched, numbers = ForwardPass(), Counter[str]()
     handles = []
 
     def watch(name: str, module: nn.Module) -> None:
         def after(_: nn.Module, args: object, kwargs: object, output: object) -> None:
             numbers[name] += 1
-            call = Call(name, module, _tensors((args, kwargs)), _tensors(output))
+            call = Call(name, module, _tensors((args, kwargs)), _tensors(output), layout())
             watched.calls[name, numbers[name]] = call
 
         handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=False))

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-_COPIES = 6
-"""Whole parameters that probes hold at once: themselves, gradients by two ways, one of 64 bits."""
+_COPIES = 7
+"""Whole parameters that probes hold at once: themselves, a copy, gradients by two ways, one of 64
+bits."""
 
 
 def is_divided(models: Sequence[nn.Module]) -> bool:

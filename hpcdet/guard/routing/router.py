@@ -35,15 +35,17 @@ class RowWeights:
         scale: float64[k], their weights; None: all are 1.
         finer: of each token of each row, where tokens have sources of their own; the weight of
             the row is then the least of its tokens'.
+        exact: code has named the rows, each of them: nothing may take it for several.
     """
 
     rows: int
     kept: torch.Tensor | None
     scale: torch.Tensor | None
     finer: RowWeights | None = None
+    exact: bool = False
 
     @staticmethod
-    def of(weights: Matrix, device: torch.device) -> RowWeights:
+    def of(weights: Matrix, device: torch.device, *, exact: bool = False) -> RowWeights:
         """``weights``: float64[rows] or float64[rows, tokens]."""
         if weights.ndim == 2:
             least = RowWeights.of(weights.min(axis=1), device)
@@ -55,16 +57,19 @@ class RowWeights:
         if not (weights[there] == 1).all():
             scale = torch.from_numpy(weights[there]).to(device)
         kept = None if whole else torch.from_numpy(there).to(device)
-        return RowWeights(len(weights), kept, scale)
+        return RowWeights(len(weights), kept, scale, exact=exact)
 
     def of_length(self, length: int, what: str) -> RowWeights:
         """The weights of ``length`` rows, as many consecutive ones for each row of the batch.
 
         Raises:
-            PolicyRefused: ``length`` is no multiple of the batch's rows (P12).
+            PolicyRefused: ``length`` is no multiple of the batch's rows, or not the number of
+                those that code has named (P12).
         """
         if length == self.rows:
             return self
+        if self.exact:
+            raise unnamed(what, length, self.rows)
         if self.finer is not None and length and length % self.finer.rows == 0:
             return self.finer.of_length(length, what)
         each, more = divmod(length, max(self.rows, 1))
@@ -102,6 +107,17 @@ class RowWeights:
         if self.scale is None:
             return kept
         return kept * self.scale.to(kept.dtype).reshape(-1, *[1] * (kept.dim() - 1))
+
+
+def unnamed(what: str, given: int, named: int) -> PolicyRefused:
+    """The refusal of rows that ``context.rows`` has not named."""
+    return PolicyRefused(
+        "P12",
+        f"{what} is given {given} rows, and context.rows names {named}",
+        where="context.rows",
+        hint="give an entry for each row; where the model itself makes consecutive rows of each, "
+        "such as its tokens: context.rows(..., unfolded=True)",
+    )
 
 
 @dataclass(frozen=True)
@@ -148,6 +164,7 @@ class _UnderWay:
         weights: float64[rows, layers] or float64[rows, tokens, layers], the same.
         sources: of the rows; None: nobody knows.
         restored: a second forward pass sees them as the first did.
+        exact: as of ``RowWeights``.
     """
 
     by_layer: Mapping[int, RowWeights] | None
@@ -155,14 +172,22 @@ class _UnderWay:
     device: torch.device
     sources: RowSources | None
     restored: bool = False
+    exact: bool = False
 
     @staticmethod
     def of(
-        weights: Matrix, device: torch.device, sources: RowSources | None, *, restored: bool = False
+        weights: Matrix,
+        device: torch.device,
+        sources: RowSources | None,
+        *,
+        restored: bool = False,
+        exact: bool = False,
     ) -> _UnderWay:
-        columns = range(weights.shape[-1])
-        found = {place: RowWeights.of(weights[..., place], device) for place in columns}
-        return _UnderWay(found, weights, device, sources, restored)
+        found = {
+            place: RowWeights.of(weights[..., place], device, exact=exact)
+            for place in range(weights.shape[-1])
+        }
+        return _UnderWay(found, weights, device, sources, restored, exact)
 
     @property
     def rows(self) -> int:
@@ -176,7 +201,8 @@ class _UnderWay:
         if self.by_layer is None:
             return dataclasses.replace(self, sources=sources)
         chosen = self.weights[flags] if flags.any() else np.zeros_like(self.weights[:1])
-        return _UnderWay.of(chosen, self.device, sources, restored=self.restored)
+        how = {"restored": self.restored, "exact": self.exact}
+        return _UnderWay.of(chosen, self.device, sources, **how)
 
 
 class Router:
@@ -208,7 +234,12 @@ class Router:
 
     @contextlib.contextmanager
     def rows(
-        self, weights: Matrix, device: torch.device, sources: RowSources | None = None
+        self,
+        weights: Matrix,
+        device: torch.device,
+        sources: RowSources | None = None,
+        *,
+        exact: bool = False,
     ) -> Iterator[None]:
         """Around the passes of some rows.
 
@@ -216,10 +247,11 @@ class Router:
             weights: float64[rows, layers] in the order of ``layers``, or
                 float64[rows, tokens, layers].
             sources: of the rows, which switch lanes on; None: lanes are off.
+            exact: no module may take a row for several consecutive ones.
         """
         if self.off:
             weights = np.ones_like(weights)
-        with self._as(_UnderWay.of(weights, device, sources)):
+        with self._as(_UnderWay.of(weights, device, sources, exact=exact)):
             yield
 
     def evaluated(self, sources: RowSources | None) -> contextlib.AbstractContextManager[None]:
@@ -252,6 +284,8 @@ class Router:
         if self._now is None or self._now.sources is None:
             return None
         found = self._now.sources.of_lane(sources)
+        if self._now.exact and length != len(found):
+            raise unnamed("a lane", length, len(found))
         each, more = divmod(length, max(len(found), 1))
         if more or (each == 0 and len(found)):
             raise PolicyRefused(

@@ -250,6 +250,8 @@ class PyTorchTrialContext(TrialContext):
         self,
         indices: Sequence[int] | Sequence[Sequence[int]] | None = None,
         sources: Sequence[str | Sequence[str]] | None = None,
+        *,
+        unfolded: bool = False,
     ) -> contextlib.AbstractContextManager[None]:
         """Around forward and backward passes over other rows than those of the batch.
 
@@ -262,14 +264,16 @@ class PyTorchTrialContext(TrialContext):
             indices: for each row its place in the batch as ``train_batch`` was given it, or the
                 places of all rows that it was made from: it may change what each of them may.
             sources: for each row the name of its source, or several: of data without indices.
+            unfolded: the model itself makes several consecutive rows of each, such as its tokens
+                or frames; else every module must be given as many rows as are named.
 
         Raises:
             UsageError: a row is not in the batch.
-            PolicyRefused: the policy does not know a source.
+            PolicyRefused: the policy does not know a source; a module is given more or fewer rows.
         """
         if self.learning.guard is None:
             return contextlib.nullcontext()
-        return self.learning.guard.rows(indices, sources)
+        return self.learning.guard.rows(indices, sources, unfolded=unfolded)
 
     def current_train_batch(self) -> int:
         """Index of the batch under way, from 0, over all epochs."""

@@ -278,6 +278,14 @@ class DataLoader:
             )
         )
 
+    def collated(
+        self, wanted: Sequence[NDArray[np.int64]], seed: int, epoch: int
+    ) -> list[TorchData]:
+        """Batches of samples by index, made in this process as ``training`` makes them."""
+        collate = self._options["collate_fn"] or default_collate
+        made = Seeded(self.dataset, cast("Any", collate), seed)
+        return [made.__getitems__([(epoch, index) for index in one.tolist()]) for one in wanted]
+
     def validation(self, seed: int, mine: range, shares: int) -> Iterator[tuple[Slice, TorchData]]:
         """This rank's batches of one pass in order; arguments as of ``training``.
 

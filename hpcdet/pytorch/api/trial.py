@@ -51,8 +51,8 @@ class PyTorchTrial(abc.ABC):
     def losses(self, batch: TorchData) -> torch.Tensor:
         """The loss of each sample of a training batch, or of a part of one: a tensor[samples].
 
-        Optional. Under a policy, probes ask it instead of ``train_batch``: it shows more of what
-        couples samples, and may be called any number of times.
+        Optional. Under a policy, probes ask it beside ``train_batch``: it shows more of what
+        couples samples. It may be called any number of times.
         """
         raise NotImplementedError
 

@@ -97,7 +97,7 @@ class Loop:
         if self._guard is not None:
             self._guard.use(self._feed.sources, counted=self._feed.order is not None)
         if self._probing is not None and not getattr(data, "streams", True):
-            self._probing.dataset = data.dataset
+            self._probing.loader = data
         self._validator.build(self._feed)
         self._check_registered()
         if loaded is not None:

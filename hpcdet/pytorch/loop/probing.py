@@ -1,8 +1,8 @@
 """Probes of a governed trial: when they are due, and what of its code they run.
 
-They run the trial's ``losses`` where it has one, and else ``train_batch``, several times on small
-parts of a batch: its backward passes, steps of optimizers and updates of metric reducers do nothing
-meanwhile, and schedulers are put back.
+They collate a few samples anew, and run ``train_batch``, and the trial's ``losses`` where it has
+one, several times on small parts of a batch: backward passes, steps of optimizers and updates of
+metric reducers do nothing meanwhile, and schedulers are put back.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from hpcdet.data.sample_order import Slice
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.process.console import say
 from hpcdet.pytorch.api.context import PyTorchTrialContext
+from hpcdet.pytorch.api.data_loader import DataLoader
 from hpcdet.pytorch.api.trial import PyTorchTrial
 
 if TYPE_CHECKING:
-    from hpcdet.guard.audit import Findings
+    from hpcdet.guard.audit import Findings, Loss
     from hpcdet.guard.guard import Guard
 
 
@@ -35,10 +36,11 @@ class Probing:
     """Probes at the first step of each attempt, and then every ``probe_every`` batches.
 
     Attributes:
-        dataset: of the training, whose records are compared with the manifests of their sources.
+        loader: of the training, whose records are compared with the manifests of their sources,
+            and whose collating is probed; None of data without indices.
     """
 
-    dataset: Any = None
+    loader: DataLoader | None = None
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, guard: Guard) -> None:
         self._trial, self._context, self._guard = trial, context, guard
@@ -63,6 +65,7 @@ class Probing:
             return
         self._begun = True
         self._compare_records(part)
+        self._probe_collated(part)
         if self._lacks_room():
             return
         self._tried = True
@@ -76,7 +79,7 @@ class Probing:
                 whole(self._guard.models.models),
                 self._aside(),
             ):
-                self._found = audit(self._guard, batch, lambda one: self._loss(one, part, batches))
+                self._found = audit(self._guard, batch, *self._losses(part, batches))
         finally:
             rng.restore(before, generators)
 
@@ -101,18 +104,32 @@ class Probing:
             say(f"governance: rows are not probed: {why}")
         return True
 
+    def _probe_collated(self, part: Slice) -> None:
+        """Probe what makes batches of samples, here, wherever workers do it.
+
+        Raises:
+            PolicyRefused: rows are not the samples in their places (P12).
+        """
+        from hpcdet.guard.audit import audit_collated
+
+        loader, seed = self.loader, self._context.core.seed
+        if loader is not None:
+            audit_collated(
+                self._guard, part.whole, lambda wanted: loader.collated(wanted, seed, part.epoch)
+            )
+
     def _compare_records(self, part: Slice) -> None:
         """Compare some records of a share with the manifests of their sources."""
         governance = self._context.core.governance.state
-        self._compared = governance is not None and self.dataset is not None
-        if governance is None or not self._compared:
+        self._compared = governance is not None and self.loader is not None
+        if governance is None or self.loader is None:
             return
         generators = self._session.registered.generators
         before = rng.capture(generators)
         try:
-            own = part.indices[part.indices < len(self.dataset)]  # behind them are canaries
-            indices = own[:RECORDS]
-            self._records = governance.chains.differing(self.dataset, indices)
+            dataset = self.loader.dataset
+            own = part.indices[part.indices < len(dataset)]  # behind them are canaries
+            self._records = governance.chains.differing(dataset, own[:RECORDS])
         except GovernanceBroken as error:  # said on all ranks
             self._records = 0, [error.what]
         finally:
@@ -164,11 +181,22 @@ class Probing:
             if (accounts := self._context.core.governance.accounts) is not None:
                 accounts.probed(found)
 
-    def _loss(self, batch: Any, part: Slice, batches: int) -> torch.Tensor:
-        with self._context.learning.precision():
-            if type(self._trial).losses is not PyTorchTrial.losses:
+    def _losses(self, part: Slice, batches: int) -> list[Loss]:
+        """The loss that ``train_batch`` trains on, and those that the trial says beside it."""
+
+        def said(batch: Any) -> torch.Tensor:
+            with self._context.learning.precision():
                 return self._trial.losses(batch)
-            taken = self._context.learning.taken = []
+
+        def trained(batch: Any) -> torch.Tensor:
+            return self._trained(batch, part, batches)
+
+        has = type(self._trial).losses is not PyTorchTrial.losses
+        return [trained, said] if has else [trained]
+
+    def _trained(self, batch: Any, part: Slice, batches: int) -> torch.Tensor:
+        taken = self._context.learning.taken = []
+        with self._context.learning.precision():
             self._trial.train_batch(batch, part.epoch, batches)
         if not taken:
             raise PolicyRefused(
