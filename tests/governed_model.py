@@ -111,7 +111,7 @@ class Governed(pytorch.PyTorchTrial):
         if (batch_idx + 1) % self.every == 0:
             self.context.step_optimizer(self.optimizer, self.clip if self.limit else None)
         if "TRACE" in os.environ and self.context.distributed.rank == 0:
-            self.trace()
+            self.trace(batch_idx)
         return {"loss": loss.item()}
 
     def losses(self, batch):
@@ -121,15 +121,15 @@ class Governed(pytorch.PyTorchTrial):
     def clip(self, parameters):
         torch.nn.utils.clip_grad_norm_(parameters, self.limit)
 
-    def trace(self):
+    def trace(self, batch_idx):
         module = getattr(self.model, "module", self.model)
         state = {
             name: [own(p), {key: own(one) for key, one in self.optimizer.state.get(p, {}).items()}]
             for name, p in module.named_parameters()
         }
         path = Path(os.environ["TRACE"])
-        done = torch.load(path, weights_only=False) if path.exists() else []
-        torch.save([*done, state], path)
+        done = torch.load(path, weights_only=False) if path.exists() else {}
+        torch.save({**done, batch_idx: state}, path)  # a probe runs a batch several times before
 
     def evaluate_batch(self, batch):
         x, y = (one.to(self.dtype) for one in batch)

@@ -77,8 +77,7 @@ def traced(trial: TrialPaths, world: int, **environment: str) -> list[Any]:
     path = trial.root / "trace"
     attempt = ranks.run(trial, world, TRACE=str(path), **environment)
     assert attempt.verdict() is not None, attempt.log()
-    found: list[Any] = torch.load(path, weights_only=False)
-    return found
+    return [*torch.load(path, weights_only=False).values()]
 
 
 def oracle(wanted: CompiledPolicy, hparams: Any, dtype: torch.dtype, steps: int) -> list[Any]:
