@@ -113,7 +113,7 @@ STATEMENTS: dict[str, Callable[[], None]] = {
 }
 
 
-def _all_rows(weights: Any, device: torch.device) -> RowWeights:
+def _all_rows(weights: Any, device: torch.device, **_: Any) -> RowWeights:
     return RowWeights(len(weights), None, None)
 
 
