@@ -19,40 +19,47 @@ from tests.guard.test_stepping import Loop, sgd
 Act = Callable[[nn.Sequential], None]
 
 
+def first(model: nn.Sequential) -> nn.Linear:
+    """The module of a layer that only one source may change."""
+    found = model[0]
+    assert isinstance(found, nn.Linear)
+    return found
+
+
 def adds_to_a_gradient(model: nn.Sequential) -> None:
-    weight = model[0].weight
+    weight = first(model).weight
     assert weight.grad is not None
     weight.grad = weight.grad + 1
 
 
 def writes_to_a_gradient(model: nn.Sequential) -> None:
-    weight = model[0].weight
+    weight = first(model).weight
     assert weight.grad is not None
     weight.grad.add_(1)
 
 
 def makes_a_gradient(model: nn.Sequential) -> None:
     """Of a weight whose gradient was dropped, which may lie where that lay."""
-    model[0].weight.grad = None
-    model[0].weight.grad = torch.ones_like(model[0].weight)
+    first(model).weight.grad = None
+    first(model).weight.grad = torch.ones_like(first(model).weight)
 
 
 def writes_to_a_weight(model: nn.Sequential) -> None:
     with torch.no_grad():
-        model[0].weight.mul_(2)
+        first(model).weight.mul_(2)
 
 
 def gives_a_weight_other_memory(model: nn.Sequential) -> None:
-    model[0].weight.data = model[0].weight.data * 2
+    first(model).weight.data = first(model).weight.data * 2
 
 
 def exchanges_a_parameter(model: nn.Sequential) -> None:
-    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+    first(model).weight = nn.Parameter(first(model).weight.detach().clone())
 
 
 def exchanges_a_module_for_one_of_the_same_parameters(model: nn.Sequential) -> None:
     new = nn.Linear(6, 8)
-    new.weight, new.bias = model[0].weight, model[0].bias
+    new.weight, new.bias = first(model).weight, first(model).bias
     model[0] = new
 
 
@@ -61,12 +68,12 @@ def exchanges_a_module_and_its_parameters(model: nn.Sequential) -> None:
 
 
 def gives_a_module_a_forward(model: nn.Sequential) -> None:
-    first = model[0]
-    first.forward = lambda x: functional.linear(x, first.weight, first.bias)
+    one = first(model)
+    vars(one)["forward"] = lambda x: functional.linear(x, one.weight, one.bias)
 
 
 def gives_a_module_its_class_back(model: nn.Sequential) -> None:
-    model[0].__class__ = nn.Linear
+    first(model).__class__ = nn.Linear
 
 
 CHANGES: dict[Act, str] = {
@@ -148,11 +155,11 @@ def test_a_weight_that_training_itself_writes_to_is_found_by_probes_and_put_back
 ) -> None:
     loop = Loop()
     x, codes = loop.rows(4, 4, 4)
-    before = loop.model[0].weight.detach().clone()
+    before = first(loop.model).weight.detach().clone()
 
     def loss(part: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = loop.model(part).square().mean()
-        weight = loop.model[0].weight
+        weight = first(loop.model).weight
         with torch.no_grad():
             (weight.data if through == "data" else weight).sub_(float(part.mean()))
         return found
@@ -162,4 +169,4 @@ def test_a_weight_that_training_itself_writes_to_is_found_by_probes_and_put_back
         pytest.raises(PolicyRefused, match=r"P12: train_batch changes 0\.weight itself"),
     ):
         audit(loop.guard, x, loss)
-    assert torch.equal(loop.model[0].weight, before)
+    assert torch.equal(first(loop.model).weight, before)
