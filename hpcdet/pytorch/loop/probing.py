@@ -114,8 +114,9 @@ class Probing:
 
         loader, seed = self.loader, self._context.core.seed
         if loader is not None:
+            own = part.whole[part.whole < len(loader.dataset)]
             audit_collated(
-                self._guard, part.whole, lambda wanted: loader.collated(wanted, seed, part.epoch)
+                self._guard, own, lambda wanted: loader.collated(wanted, seed, part.epoch)
             )
 
     def _compare_records(self, part: Slice) -> None:
