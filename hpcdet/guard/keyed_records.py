@@ -1,4 +1,4 @@
-"""Records that an experiment's key chooses: what a checkpoint says of them, and when it is void."""
+"""Records that an experiment's key chooses: their entry in a checkpoint, and when it is void."""
 
 from __future__ import annotations
 

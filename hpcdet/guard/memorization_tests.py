@@ -22,7 +22,7 @@ _NONE = np.empty(0, np.int64)
 
 
 class MemorizationTests:
-    """What a policy measures of memorization, as one set of records.
+    """The tests of memorization that a policy asks for, as one set of records.
 
     Attributes:
         twins: of the trial's data; None: the policy asks for none.

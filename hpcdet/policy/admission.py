@@ -1,4 +1,4 @@
-"""What a policy admits: rows times weight by source and layer, and the share of a batch."""
+"""Admission by a policy: rows times weight by source and layer, and the share of a batch."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def require(paths: ExperimentPaths, config: Resolved) -> CompiledPolicy | None:
 
 
 def _trace(paths: ExperimentPaths) -> str:
-    """What shows that an experiment has or had a policy; "" if nothing does."""
+    """The trace of a policy that an experiment has or had; "" if there is none."""
     for path in (paths.compiled_policy, paths.policy, paths.policy_changes):
         if _is_there(path):
             return f"{path.name} is there"

@@ -108,7 +108,7 @@ class GovernanceContext:
                     say(line)
 
     def overrides(self, loaded: LoadedState) -> Overrides:
-        """What somebody answers for, where the trial goes on from this checkpoint.
+        """The overrides in effect where the trial goes on from this checkpoint.
 
         One of another experiment has seen other changes: all of this one's count for it.
         """

@@ -35,7 +35,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Overrides:
-    """What somebody answers for at one resume.
+    """The overrides that apply at one resume.
 
     Attributes:
         acts: by G code, ``{"number", "by", "reason", ...}`` of the record that overrides it.

@@ -108,7 +108,7 @@ class LayerMap:
                 )
 
     def torn(self, policy: CompiledPolicy) -> list[str]:
-        """What is to be said of tied parameters whose layers have different rules (P04)."""
+        """The notes on tied parameters whose layers have different rules (P04)."""
         matrix, found = policy.weights(), []
         for one in self.parameters:
             places = list(self.groups[one.layer])

@@ -29,7 +29,7 @@ _OTHER = "hpcdet ckpt verify; go on from a checkpoint that nobody has changed"
 
 @dataclass(frozen=True)
 class CheckpointClaim:
-    """What a checkpoint's manifest says of itself.
+    """A checkpoint by its own manifest.
 
     Attributes:
         folder: of the checkpoint.

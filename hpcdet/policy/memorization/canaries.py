@@ -50,7 +50,7 @@ class DrawnCanaries:
 
     @property
     def ranked(self) -> Indices:
-        """The codes of canaries and references, ascending: their order says nothing of which."""
+        """The codes of canaries and references, ascending: their order does not tell them apart."""
         return np.sort(np.concatenate([self.inserted, self.references]))
 
     def judge(self, losses: ArrayLike, alpha: float, max_advantage: float) -> CanaryVerdict:

@@ -183,7 +183,7 @@ class Probing:
                 accounts.probed(found)
 
     def _losses(self, part: Slice, batches: int) -> list[Loss]:
-        """The loss that ``train_batch`` trains on, and those that the trial says beside it."""
+        """The loss that ``train_batch`` trains on, and those of ``losses``."""
 
         def said(batch: Any) -> torch.Tensor:
             with self._context.learning.precision():

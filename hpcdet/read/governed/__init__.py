@@ -1,1 +1,1 @@
-"""What is known of trials under a policy: what layers learned from, checks, and costs."""
+"""Trials under a policy: exposure of layers, checks, and costs."""

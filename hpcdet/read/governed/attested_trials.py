@@ -107,7 +107,7 @@ class AttestedTrial:
         return replace(found, signed="self") if own else found
 
     def check(self, folder: Path) -> str:
-        """Verify what a checkpoint of it says of itself.
+        """Verify a checkpoint of it by its manifest and ledgers.
 
         Returns:
             Why that cannot be known; "" if it is as it was written.

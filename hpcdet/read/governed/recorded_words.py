@@ -1,4 +1,4 @@
-"""What checkpoints record of governance besides counts, in words: for the terminal and the report.
+"""Records of governance in checkpoints besides counts, in words for the terminal and the report.
 
 Each function takes what another version, or a stranger, may have written: what has another form is
 shown as JSON, or left out of a table.
@@ -58,7 +58,7 @@ def recorded(view: GovernanceView) -> Iterator[tuple[str, str]]:
 
 
 def change(one: TrialPolicyChangeView) -> str:
-    """What was changed under a policy, from which attempt on, why, by whom, and when."""
+    """Describe a change of a policy: from which attempt on, why, by whom, and when."""
     of = one.source or one.code
     since = f"from attempt {one.attempt} on" if one.attempt else "of no attempt yet"
     what = f"{one.act} of {of}" if of else one.act

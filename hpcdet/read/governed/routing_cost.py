@@ -1,4 +1,4 @@
-"""What routing costs: trials of a governed experiment beside those of its control."""
+"""The cost of routing: trials of a governed experiment beside those of its control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What anchors hold of an experiment's ledgers: read where that can be done, or given as a log."""
+"""Heads of an experiment's ledgers that anchors hold: read where they can be, or given as a log."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _anchors(paths: ExperimentPaths) -> list[str]:
 def _of_folder(
     folder: Path, paths: ExperimentPaths, experiment: str, trial: int
 ) -> dict[int, set[AnchoredHead]]:
-    """What a folder holds, also of trials that are not there any more."""
+    """The heads that a folder holds, also of trials that are not there any more."""
     uid = paths.config.stat().st_uid
     known = {one.number for one in paths.trials()} | set(
         anchored.trials_in(folder, experiment, uid)

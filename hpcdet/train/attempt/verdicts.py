@@ -73,7 +73,7 @@ def of_governance(error: BaseException) -> bool:
 
 
 def _said(error: BaseException) -> str:
-    """What people read of an error that ends a trial; governance says the repair, too."""
+    """The text for people of an error that ends a trial, with governance's repair."""
     return named(str(error)) if of_governance(error) else last_line(error)
 
 
