@@ -323,8 +323,7 @@ def test_optimizers_forget_what_a_source_may_change_no_more() -> None:
 def test_a_layer_that_closes_is_as_it_was_from_then_on() -> None:
     closing = policy(((0.0, 1.0, 1.0), (0.0, 1.0, 1.0), (0.0, 0.0, 0.5)))
     first = Trial().train(2)
-    with torch.no_grad():
-        first.parameters["0.1.bias"].add_(1.0)  # a may change it
+    first.parameters["0.1.bias"].data.add_(1.0)  # a may change it
     saved = first.state.encode()
     assert not saved["forbidden"]
     then = Trial(decided=changed(policy(), closing))

@@ -216,16 +216,20 @@ class Probing:
         schedulers = [(one, copy.deepcopy(one.state_dict())) for one in context.lr_schedulers]
         groups = [group for one in context.optimizers for group in one.param_groups]
         rates = [{key: group[key] for key in group if key != "params"} for group in groups]
-        reducers = list(context.reducers)
-        for reducer in reducers:
-            vars(reducer)["update"] = _never
+        reducers, scaler = list(context.reducers), context.learning.scaler
+        for one in reducers if scaler is None else [*reducers, scaler]:
+            vars(one)["update"] = _never
+        if scaler is not None:
+            vars(scaler)["scale"] = _as_it_is
         context.learning.taken = []
         try:
             yield
         finally:
             context.learning.taken = None
-            for reducer in reducers:
-                del vars(reducer)["update"]
+            for one in reducers if scaler is None else [*reducers, scaler]:
+                del vars(one)["update"]
+            if scaler is not None:
+                del vars(scaler)["scale"]
             for scheduler, state in schedulers:
                 scheduler.load_state_dict(state)
             for group, rate in zip(groups, rates, strict=True):
@@ -234,3 +238,7 @@ class Probing:
 
 def _never(*_args: Any, **_kwargs: Any) -> None:
     pass
+
+
+def _as_it_is(loss: Any) -> Any:
+    return loss
