@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import LoadedState
-from hpcdet.guard.accounts.checkpoint_records import digest_of, state_root
+from hpcdet.guard.accounts.checkpoint_records import state_root
 from hpcdet.policy.ledger import records, seals
+from hpcdet.policy.ledger.attested import digest_of
 from hpcdet.policy.ledger.records import LedgerHead, LedgerOwner
 from hpcdet.policy.merkle import Merkle
 from hpcdet.store.folder.layout import TrialPaths

@@ -70,6 +70,7 @@ def test_what_it_promises_is_looked_for() -> None:
              "unrouted": [[1.0], [2.0]]}
         ],
         "coverage": [1.0],
+        "unverified": "",
         "rollbacks": [],
         "checks": [{"code": "G116", "outcome": "passed"}, {"code": "G117", "outcome": "unknown"}],
     }  # fmt: skip
@@ -80,6 +81,7 @@ def test_what_it_promises_is_looked_for() -> None:
         {"violations": 1},
         {"measured": []},
         {"coverage": [0.9]},
+        {"unverified": "G102: the checkpoint's signature is of another state"},
         {"coverage": [None]},
         {"measured": leak},
         {"measured": off},

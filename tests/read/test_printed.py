@@ -59,7 +59,7 @@ ELSEWHERE = {
     *("fork", "ckpt.digest", "ckpt.verify"),
     *("policy.report", "policy.impact", "policy.export", "policy.reveal"),
     *("policy.keygen", "policy.sign", "policy.change", "policy.override"),
-    *("data.verify", "data.chain.show"),
+    *("data.manifest", "data.verify", "data.chain.add", "data.chain.sign", "data.chain.show"),
     *("ledger.verify", "ledger.show", "ledger.query"),
 }
 ELSEWHERE |= {f"policy.{verb}" for verb in ("check", "compile", "diff", "ls", "show")}
