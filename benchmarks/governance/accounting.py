@@ -49,7 +49,7 @@ class Resumed:
         self.guard = Guard(policy, torch.device("cpu"), lambda value: [value])
         self.guard.take(model)
         self.guard.optimizers.watch(torch.optim.Adam(model.parameters()))
-        self.guard.use(SourceTable.of(np.array(names)[codes]), indexed=True)
+        self.guard.use(SourceTable.of(np.array(names)[codes]), counted=True)
         self.order = Order(len(codes), 256, lambda epoch: shuffled(len(codes), 7, epoch))
         self.parameters = {f"0.{n}": one for n, one in model.named_parameters()}
         slots = [{n: {"m": one, "v": one} for n, one in self.parameters.items()}]
@@ -86,7 +86,7 @@ class Resumed:
         its first seconds a ledger has more records.
         """
         ledger = TrialLedger(self.guard, AttemptLocation.of(folder, 1, 1), (), None)
-        ledger.begin(0, 0, accepts=None, parent=None)
+        ledger.begin(0, 0, accepts=None, parent=None, changes=(0, ""))
         ledger._began -= EVERY_S
         parts = self.order.slices(0, 0, 1)
         batches = records = 0

@@ -15,7 +15,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks import results
-from hpcdet.policy import dsse, statements
+from hpcdet.policy import dsse, governed_metrics, statements
 from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup, Requires, TrustedKey
 from hpcdet.policy.keys import key_files
 from hpcdet.policy.statements import NodeStatement
@@ -88,7 +88,10 @@ def attested(folder: Path) -> ExperimentPaths:
     config = {
         "name": "statement",
         "entrypoint": "model_def:Model",
-        "searcher": {"metric": "loss", "max_length": {"batches": 1}},
+        "searcher": {
+            **{"metric": "loss", "max_length": {"batches": 1}},
+            "constraints": governed_metrics.constraints(policy),
+        },
         "governance": {"policy": "statement", "digest": policy.digest},
     }
     paths.config.write_bytes(resolved_config.dump(config))
