@@ -8,6 +8,7 @@ stream of events, which takes a tenth of the time and no memory, whatever they s
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def check(text: str, deepest: int = DEEPEST) -> None:  # noqa: C901, PLR0912 - a
     total, documents = 0, 0
     levels: list[_Level] = []
     known: dict[str, tuple[int, int]] = {}  # values and levels of what has an anchor
-    for event in yaml.parse(text, Loader=LOADER):
+    for event in _events(text, deepest):
         tallest = 0
         if isinstance(event, _OPEN):
             levels.append(_Level(event.anchor, total))
@@ -93,6 +94,16 @@ def check(text: str, deepest: int = DEEPEST) -> None:  # noqa: C901, PLR0912 - a
         if total > NODES:
             what = f"it holds more than {NODES} values, with its aliases expanded"
             raise Unreasonable(what, _line(event))
+
+
+def _events(text: str, deepest: int) -> Iterator[yaml.Event]:
+    """Yield the events of a document, whose parser has a limit of depth of its own (6.0.4)."""
+    try:
+        yield from yaml.parse(text, Loader=LOADER)
+    except yaml.MarkedYAMLError as error:
+        if "nesting depth" not in (error.problem or ""):
+            raise
+        raise too_deep(deepest, error.problem_mark.line + 1 if error.problem_mark else 0) from None
 
 
 @dataclass(slots=True)
