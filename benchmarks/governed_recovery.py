@@ -42,6 +42,7 @@ from hpcdet.policy.keys import key_files  # noqa: E402
 from hpcdet.policy.ledger import records  # noqa: E402
 from hpcdet.policy.ledger.verify import verify  # noqa: E402
 from hpcdet.policy.statements import NodeStatement  # noqa: E402
+from hpcdet.process import ranks as process_ranks  # noqa: E402
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths  # noqa: E402
 from tests import ranks, sources  # noqa: E402
 from tests.ranks import Attempt  # noqa: E402
@@ -103,7 +104,7 @@ class Trials:
         times = [datetime.fromtimestamp(now + s, UTC).isoformat() for s in (0, 3600)]
         boot = statements.BOOT_ID.read_text().strip()
         for path, node in (
-            (self.statement, statements.node_name({})),
+            (self.statement, process_ranks.node_name({})),
             (self.statement.with_name("other"), "elsewhere"),
         ):
             said = NodeStatement(node, boot, (CAPABILITY,), *times)

@@ -1,3 +1,3 @@
-"""hpcdet: training on Slurm clusters, with no server."""
+"""hpcdet: training on Slurm and PBS clusters, with no server."""
 
 __version__ = "0.1.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -66,7 +67,7 @@ class Units:
 
 
 def seconds(text: str) -> int:
-    """The time in ``5m``, ``2h``, or Slurm's ``[days-]hours:minutes:seconds``, in seconds.
+    """The time in ``5m``, ``2h``, or ``[days-]hours:minutes:seconds``, in seconds.
 
     Raises:
         ValueError: it is none of these.
@@ -76,7 +77,7 @@ def seconds(text: str) -> int:
         not dash or days.isdecimal()
     ):
         parts = [int(part) for part in clock.split(":")]
-        if dash:  # Slurm: days-hours[:minutes[:seconds]], but minutes:seconds
+        if dash:  # days-hours[:minutes[:seconds]], but minutes:seconds
             parts = [*parts, 0, 0][:3]
         elif len(parts) == 2:
             parts = [0, *parts]
@@ -110,3 +111,11 @@ def size(count: float | None) -> str:
         if count < 1000:
             return f"{count:.1f} {unit}"
     return f"{count / 1000:.1f} TB"
+
+
+def clock_time(seconds: float) -> str:
+    """Format ``D-HH:MM:SS``, rounded up."""
+    minutes, s = divmod(math.ceil(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    return f"{days}-{h:02d}:{m:02d}:{s:02d}"

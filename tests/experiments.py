@@ -19,9 +19,10 @@ from hpcdet.jobs.create import begin_from, create
 from hpcdet.policy import governed_metrics
 from hpcdet.policy.compiled import PolicyText
 from hpcdet.read.experiment import series
-from hpcdet.schedulers.local import processes
+from hpcdet.schedulers.common import processes
 from hpcdet.schedulers.local.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
-from hpcdet.site import Site, load
+from hpcdet.site import Site
+from hpcdet.site_files.load_site import load
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import ExperimentPaths

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from hpcdet.control import daemon
-from hpcdet.site import Site, load
+from hpcdet.site import Site
+from hpcdet.site_files.load_site import load
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, Closed, End, Submitted, WorkerClaim
 from hpcdet.store.fs import journal

@@ -19,6 +19,7 @@ from hpcdet.policy import dsse, governed_metrics, statements
 from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup, Requires, TrustedKey
 from hpcdet.policy.keys import key_files
 from hpcdet.policy.statements import NodeStatement
+from hpcdet.process import ranks
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
 
@@ -65,7 +66,7 @@ def attested(folder: Path) -> ExperimentPaths:
     public, now = key_files.public(key), time.time()
     issued, not_after = (datetime.fromtimestamp(now + s, UTC).isoformat() for s in (0, 3600))
     boot = statements.BOOT_ID.read_text().strip()
-    said = NodeStatement(statements.node_name(), boot, ("enclave",), issued, not_after)
+    said = NodeStatement(ranks.node_name(), boot, ("enclave",), issued, not_after)
     envelope = dsse.sign(statements.PAYLOAD_TYPE, statements.payload(said), key)
     statement = folder / "node.dsse"
     statement.write_text(json.dumps(envelope))

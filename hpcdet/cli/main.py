@@ -86,7 +86,7 @@ class VerbGroup(click.Group):
 @click.version_option(hpcdet.__version__, prog_name="hpcdet")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Deep-learning training on Slurm clusters, with no server."""
+    """Deep-learning training on Slurm and PBS clusters, with no server."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

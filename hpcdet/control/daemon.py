@@ -24,7 +24,7 @@ from hpcdet.control.leader.leader import Holder
 from hpcdet.control.turn import controller
 from hpcdet.control.upkeep import accounting
 from hpcdet.errors import HpcdetError, StillPending, UsageError
-from hpcdet.schedulers.local import processes
+from hpcdet.schedulers.common import processes
 from hpcdet.store.decisions import lease, wakeup
 from hpcdet.store.folder import home, log_streams
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -243,7 +243,7 @@ def status(paths: ExperimentPaths) -> dict[str, Any]:
 
 def _lease_ttl_s(paths: ExperimentPaths) -> float:
     """Seconds that a term lasts without a beat; 0 where the site cannot be read."""
-    from hpcdet.site import from_resolved
+    from hpcdet.site_files.load_site import from_resolved
 
     with contextlib.suppress(HpcdetError, OSError):
         return from_resolved(paths.site).lease_ttl_s

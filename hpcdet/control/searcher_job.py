@@ -22,9 +22,11 @@ from hpcdet.control import daemon
 from hpcdet.control.turn import controller
 from hpcdet.errors import HpcdetError, StillPending, Unavailable, UsageError
 from hpcdet.jobs.script import searcher_script as rendering
+from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import Job, Scheduler, SubmissionRefused, TaskState
-from hpcdet.schedulers.open_backend import open_scheduler
-from hpcdet.site import Site, from_resolved
+from hpcdet.schedulers.opening import open_scheduler
+from hpcdet.site import Site
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import log_streams
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -162,7 +164,7 @@ def start(paths: ExperimentPaths) -> str:
             f"nothing is left to decide: the experiment is {closed.state}", where=paths.id
         )
     chain = JobChain.of(paths)
-    if chain.site.scheduler == "slurm" and not chain.site.capabilities.submit_from_compute:
+    if opening.of(chain.site).cluster and not chain.site.capabilities.submit_from_compute:
         raise UsageError(
             "jobs cannot submit their successors at this site",
             where=f"site {chain.site.name}: capabilities.submit_from_compute",
@@ -207,8 +209,9 @@ def run(paths: ExperimentPaths, number: int) -> int:
     """Run job ``number`` of the chain; return its exit code."""
     began = time.time()
     chain = JobChain.of(paths)
-    own = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID", "")
-    walltime = rendering.walltime_s(chain.site) if chain.site.scheduler == "slurm" else None
+    backend = opening.of(chain.site)
+    own = backend.names.job_of(backend.inside.allocation(os.environ, None).job)
+    walltime = rendering.walltime_s(chain.site) if backend.cluster else None
     until = None if walltime is None else began + walltime - _lead(chain.site, walltime)
     wish = _Successor(chain, number + 1, own) if until is not None and own else None
 

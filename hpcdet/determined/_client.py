@@ -13,7 +13,7 @@ _NO_PROJECTS = "there are no workspaces or projects: a root folder each (HPCDET_
 _NO_MODELS = "there is no registry of models: hpcdet ckpt pin CHECKPOINT, hpcdet tag ID --add LABEL"
 _NO_PACHYDERM = "Pachyderm is not known here"
 _AGAIN = "each command reads the files anew"
-_CONTROL = "the scheduler looks after the nodes: sinfo, hpcdet site show"
+_CONTROL = "the scheduler looks after the nodes: hpcdet site show"
 
 _SHOW = "hpcdet show ID -o json"
 _SHOW_TRIAL = "hpcdet show ID/3 -o json"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hpcdet.checkpoint.format.manifest import position
 from hpcdet.errors import UsageError
 from hpcdet.process.location import AttemptLocation
-from hpcdet.process.ranks import Ranks
+from hpcdet.process.ranks import Ranks, node_names
 from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.data_secrets import resolve
 from hpcdet.store.folder.records import Trial
@@ -128,34 +126,10 @@ def _hosts(ranks: Ranks) -> list[str]:
     """Names of the nodes, one of each."""
     if ranks.local_world >= ranks.world:
         return [os.uname().nodename]
-    if (file := os.environ.get("PBS_NODEFILE")) and Path(file).is_file():
-        return list(dict.fromkeys(Path(file).read_text().split()))
-    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
-        if name in os.environ:
-            return expand(os.environ[name])
+    if found := node_names():
+        return found
     raise UsageError(
         "this launcher does not give the names of the nodes",
         where="container_addrs",
         hint="core.init().distributed has their number: cross_size, cross_rank",
     )
-
-
-def expand(nodes: str) -> list[str]:
-    """The names in a list as Slurm writes it: ``gpu[1-3,07],login``."""
-    found: list[str] = []
-    for part in re.findall(r"(?:\[[^]]*\]|[^,\[])+", nodes):
-        found += _expand_one(part)
-    return found
-
-
-def _expand_one(part: str) -> list[str]:
-    start, bracket, rest = part.partition("[")
-    if not bracket:
-        return [part]
-    inside, _, end = rest.partition("]")
-    numbers: list[str] = []
-    for each in inside.split(","):
-        first, _, last = each.partition("-")
-        span = range(int(first), int(last or first) + 1)
-        numbers += [f"{number:0{len(first)}d}" for number in span]
-    return [start + number + tail for number in numbers for tail in _expand_one(end)]

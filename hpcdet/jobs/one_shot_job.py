@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING
 from hpcdet.errors import HpcdetError, StillPending, Unavailable
 from hpcdet.jobs.script import launch, render, submission
 from hpcdet.schedulers.common.base import Job, Scheduler, Submission, SubmissionRefused, Task
-from hpcdet.schedulers.open_backend import open_scheduler
-from hpcdet.site import Site, load_site
+from hpcdet.schedulers.opening import open_scheduler
+from hpcdet.site import Site
+from hpcdet.site_files import load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -115,7 +116,9 @@ def run(
     once = site.changed({"capabilities": capabilities}, {})
     python = experiment.environment.python or site.python or sys.executable
     command = [python, "-Pm", "hpcdet.jobs.one_shot_job", str(place), *argv]
-    text = render.render(experiment, once, intent, paths, command=command, policy=policy)
+    text = render.render(
+        experiment, once, intent, paths, command=render.OtherCommand(command), policy=policy
+    )
     files.write_once(paths.site, load_site.dump(once))
     wanted = {"environment": dataclasses.asdict(experiment.environment)}
     files.write_once(place / _VARIABLES, resolved_config.dump(wanted))

@@ -12,7 +12,6 @@ import base64
 import hashlib
 import os
 import re
-import socket
 import stat
 import time
 from collections.abc import Mapping, Sequence
@@ -98,11 +97,6 @@ class VerifiedNode:
     not_after: str = ""
 
 
-def node_name(env: Mapping[str, str] = os.environ) -> str:
-    """Return the scheduler's name of this node; without a scheduler, the host's."""
-    return env.get("SLURMD_NODENAME") or socket.gethostname()
-
-
 def demand_of(policy: CompiledPolicy, site: Path) -> NodeDemand | None:
     """Return what a policy demands of nodes; None if nothing.
 
@@ -137,7 +131,7 @@ def verify(
     """Verify the node that this process runs on.
 
     Args:
-        node: the scheduler's name of it (``SLURMD_NODENAME``).
+        node: the scheduler's name of it.
         now: epoch seconds; default: the node's clock.
         boot_id: default: the kernel's.
 
@@ -152,7 +146,7 @@ def verify(
             raise _refused("the site has no statements of nodes", "site.yaml: governance.statement")
         return VerifiedNode(node, "declared")
     if not _NODE.fullmatch(node):
-        raise _refused(f"{node!r} is no name of a node", "SLURMD_NODENAME")
+        raise _refused(f"{node!r} is no name of a node", "the scheduler's name of this node")
     path = Path(source.path.replace("{node}", node))
     data = _read(path, must_be_root=not signed)
     said = _said(data, demand.keys if signed else None, path)

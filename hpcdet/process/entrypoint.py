@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpcdet import launchers
+from hpcdet import launch_modules
 
 INTERPRETER = "HPCDET_INTERPRETER"
 """The interpreter that an entrypoint named, in the environment of what runs in it."""
@@ -38,15 +38,15 @@ class Entrypoint:
     @property
     def launches(self) -> bool:
         """Whether it is a command with a launcher of Determined's in it: run once on each node."""
-        return self.kind == "command" and bool(launchers.named(self.argv))
+        return self.kind == "command" and bool(launch_modules.named(self.argv))
 
 
 def parse(entrypoint: str | Sequence[str], env: Mapping[str, str] = os.environ) -> Entrypoint:
     """Parse an entrypoint for this process."""
-    if isinstance(entrypoint, str) and launchers.CLASS.fullmatch(entrypoint):
+    if isinstance(entrypoint, str) and launch_modules.CLASS.fullmatch(entrypoint):
         return Entrypoint("class", (entrypoint,))
-    argv = launchers.words(entrypoint)
-    if (launch := launchers.at_front(argv)) is not None:  # the ranks are there already
+    argv = launch_modules.words(entrypoint)
+    if (launch := launch_modules.at_front(argv)) is not None:  # the ranks are there already
         if launch.trial:
             return Entrypoint("class", (launch.trial,))
         argv = launch.command or argv

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpcdet.errors import ConfigError
 
+JOB_CGROUP = re.compile(r"job_\d+|.*pbs.*\d+.*|\d+\.[\w.-]+")
+"""The folder of a job among cgroups: Slurm's ``job_12``, PBS's by its id."""
 PEER_LOST = os.EX_TEMPFAIL
 """Exit code of a rank whose peers are gone: nobody's fault here."""
 
@@ -75,6 +79,21 @@ class Ranks:
         return found
 
 
+def node_name(env: Mapping[str, str] = os.environ) -> str:
+    """Return the scheduler's name of this rank's node; without a scheduler, the host's."""
+    return env.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def node_names(env: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the names of the nodes of all ranks, one of each; none where nothing says so."""
+    if (file := env.get("PBS_NODEFILE")) and Path(file).is_file():
+        return list(dict.fromkeys(Path(file).read_text().split()))
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
+        if name in env:
+            return expand(env[name])
+    return []
+
+
 def _named(env: Mapping[str, str], names: tuple[str, str, str, str, str]) -> Ranks | None:
     rank, world, local, local_world, node = names
     if rank not in env or world not in env or (names in _LAUNCHERS[1:] and local not in env):
@@ -112,3 +131,24 @@ def _tasks(text: str, node: int) -> int:
         if match:
             counts += [int(match[1])] * int(match[2] or 1)
     return counts[node] if node < len(counts) else 1
+
+
+def expand(nodes: str) -> list[str]:
+    """The names in a list as Slurm writes it: ``gpu[1-3,07],login``."""
+    found: list[str] = []
+    for part in re.findall(r"(?:\[[^]]*\]|[^,\[])+", nodes):
+        found += _expand_one(part)
+    return found
+
+
+def _expand_one(part: str) -> list[str]:
+    start, bracket, rest = part.partition("[")
+    if not bracket:
+        return [part]
+    inside, _, end = rest.partition("]")
+    numbers: list[str] = []
+    for each in inside.split(","):
+        first, _, last = each.partition("-")
+        span = range(int(first), int(last or first) + 1)
+        numbers += [f"{number:0{len(first)}d}" for number in span]
+    return [start + number + tail for number in numbers for tail in _expand_one(end)]

@@ -1,8 +1,7 @@
-"""Facts of one cluster: site files, their inheritance, and detection of the site."""
+"""Facts of one cluster, as a resolved site holds them, and where its files belong."""
 
 from __future__ import annotations
 
-from hpcdet.site.load_site import from_resolved, load, names
 from hpcdet.site.models import Launcher, Partition, PartitionView, Site
 
-__all__ = ["Launcher", "Partition", "PartitionView", "Site", "from_resolved", "load", "names"]
+__all__ = ["Launcher", "Partition", "PartitionView", "Site"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
@@ -20,38 +20,8 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class SlurmNodes(_Strict):
-    """Requests to Slurm by which a job runs where a capability is enforced."""
-
-    constraint: str | None = Field(
-        default=None, description="features of nodes, all wanted: `gov_phi` or `gov_phi&gov_net`"
-    )
-    partition: Name | None = None
-    account: Name | None = None
-    qos: Name | None = None
-
-    @model_validator(mode="after")
-    def _features(self) -> SlurmNodes:
-        if self.constraint is not None and not FEATURES.fullmatch(self.constraint):
-            raise ValueError("constraint: write names of features, joined by &, and nothing else")
-        return self
-
-
-class PbsNodes(_Strict):
-    """The same of PBS: checked, and acted on once hpcdet has a backend for it."""
-
-    queue: Name | None = None
-    account: Name | None = None
-    select: dict[Name, Name | bool] = Field(
-        default_factory=dict, description="resources of hosts, added to each chunk of a job"
-    )
-
-
-class NodeCapability(_Strict):
-    """One capability of nodes, by the scheduler that places jobs there."""
-
-    slurm: SlurmNodes | None = None
-    pbs: PbsNodes | None = None
+NodeCapability = dict[Name, dict[str, Any] | None]
+"""One capability of nodes: name of a scheduler to what a job asks it for. Its backend reads it."""
 
 
 class StatementPlace(_Strict):

@@ -11,7 +11,9 @@ from hpcdet.site.governance import SiteGovernance
 
 Value = str | int | float | bool | None
 Directives = dict[str, Value]
-"""Options of ``sbatch`` without their dashes. ``true``: a bare option; null, ``false``: none."""
+"""The scheduler's options, as its backend reads them.
+
+``true``: a bare option; null, ``false``: none."""
 
 
 def _text(value: Any) -> Any:
@@ -25,18 +27,6 @@ Text = Annotated[str, BeforeValidator(_text)]
 def _until_asked(careful: Any) -> BeforeValidator:
     """Null in a site file: the value is ``careful`` until the cluster has been asked."""
     return BeforeValidator(lambda value: careful if value is None else value)
-
-
-ASKED = (
-    "capabilities.accounting",
-    "capabilities.requeue",
-    "capabilities.submit_from_compute",
-    "limits.max_array",
-    "limits.max_submit",
-    "limits.kill_wait_s",
-)
-"""Keys that the cluster is asked for where the site file has null or nothing
-(``schedulers.slurm.facts``)."""
 
 
 class Model(BaseModel):
@@ -53,23 +43,31 @@ class Contact(Model):
 
 
 class Detection(Model):
-    """One way to recognise a site: exactly one of the four, and a pattern its value must match."""
+    """One way to recognise a site: exactly one of the ways, and a pattern its value must match.
+
+    Backends offer further ways: a key of their own, and what it looks up.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, str]
 
     env: str | None = Field(default=None, description="name of an environment variable")
     hostname: str | None = Field(
         default=None, description="regular expression for the host's full name"
     )
     command: str | None = Field(default=None, description="name of a command on PATH")
-    scontrol: str | None = Field(
-        default=None, description="key of `scontrol show config`, as ClusterName"
-    )
     match: str | None = Field(default=None, description="regular expression for the value")
+
+    @property
+    def of_cluster(self) -> tuple[str, str] | None:
+        """The key of a backend and what it looks up; None if another way is used."""
+        return next(iter((self.model_extra or {}).items()), None)
 
     @model_validator(mode="after")
     def _one_way(self) -> Detection:
-        ways = [self.env, self.hostname, self.command, self.scontrol]
+        ways = [self.env, self.hostname, self.command, *(self.model_extra or {}).values()]
         if sum(way is not None for way in ways) != 1:
-            raise ValueError("use one of env, hostname, command, scontrol")
+            raise ValueError("use one of env, hostname, command, or a key of the scheduler's")
         return self
 
 
@@ -77,7 +75,7 @@ class SiteCapabilities(Model):
     """Capabilities of the scheduler that a user has at this site."""
 
     accounting: bool | None = Field(
-        default=None, description="sacct works; null: ask the scheduler"
+        default=None, description="accounting can be asked; null: ask the scheduler"
     )
     requeue: Annotated[Literal["user", "none"], _until_asked("none")] = Field(
         default="none",
@@ -85,7 +83,7 @@ class SiteCapabilities(Model):
         "null: ask the scheduler",
     )
     submit_from_compute: Annotated[bool, _until_asked(True)] = Field(
-        default=True, description="sbatch works inside a job; null: ask the scheduler"
+        default=True, description="jobs can be submitted inside a job; null: ask the scheduler"
     )
     login_daemon: Literal["allowed", "forbidden"] | None = Field(
         default=None,
@@ -131,7 +129,7 @@ class SiteLimits(Model):
     kill_wait_s: Annotated[float, _until_asked(30.0)] = Field(
         default=30,
         ge=0,
-        description="seconds from TERM to KILL (KillWait); null: ask the scheduler",
+        description="seconds from TERM to KILL; null: ask the scheduler",
     )
     waits_warn_s: float = Field(
         default=3600,
@@ -162,7 +160,8 @@ class Paths(Model):
 class Launcher(Model):
     """Launcher that starts the ranks of a step."""
 
-    kind: Literal["srun", "mpirun", "local"] = "srun"
+    kind: str | None = Field(default=None, description="its name; null: the scheduler's own")
+    command: str | None = Field(default=None, description="program in the place of its own")
     args: list[Text] = Field(default_factory=list, description="arguments added to it")
 
 
@@ -176,7 +175,7 @@ class SearcherJob(Model):
     cpus: int = Field(default=1, ge=1)
     memory_mib: int | None = Field(default=1024, ge=1, description="null: do not ask for memory")
     directives: Directives = Field(
-        default_factory=dict, description="sbatch options over those of the site: qos, account"
+        default_factory=dict, description="options over those of the site: qos, account"
     )
 
 
@@ -216,13 +215,15 @@ class Site(Model):
     extends: str | None = Field(default=None, description="site file that this one changes")
     contact: Contact = Contact()
     detect: list[Detection] = Field(default_factory=list, description="any of these: it is here")
-    scheduler: Literal["slurm", "pbs", "local"] = "slurm"
+    scheduler: str = Field(description="name of the backend")
     capabilities: SiteCapabilities = SiteCapabilities()
     limits: SiteLimits = SiteLimits()
     paths: Paths = Paths()
     default_partition: str | None = None
     partitions: dict[str, Partition] = Field(default_factory=dict)
-    directives: Directives = Field(default_factory=dict, description="sbatch options for all jobs")
+    directives: Directives = Field(
+        default_factory=dict, description="options of the scheduler for all jobs"
+    )
     skip: list[str] = Field(
         default_factory=list, description="options of ours that this scheduler refuses"
     )
@@ -275,7 +276,7 @@ class Site(Model):
 
     @property
     def open(self) -> frozenset[str]:
-        """The keys of ``ASKED`` that no site file sets; a resolved site has none."""
+        """The keys that the cluster is asked for: no file sets them. Resolved sites have none."""
         return self._open
 
     @property

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcdet.errors import ConfigError
-from hpcdet.schedulers.local_job import REQUEUE
+from hpcdet.schedulers.common.base import REQUEUE
 from hpcdet.site import Site
-from hpcdet.site.load_site import from_resolved
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.folder import log_streams
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
-from hpcdet.site.load_site import from_resolved
+from hpcdet.schedulers import opening
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.decisions import lease
 from hpcdet.store.folder import log_streams
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -18,7 +19,6 @@ from hpcdet.store.folder.records import Closed, End, Final, WorkerClaim, WorkerE
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files
 from hpcdet.worker import again
-from hpcdet.worker.allocation import allocation
 from hpcdet.worker.claims import claims
 from hpcdet.worker.turns.script_turns import code_of, turns
 from hpcdet.worker.turns.storage_retry import START_S, insist, within
@@ -33,14 +33,16 @@ def hand_over(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> str:
     left_s = within(START_S)
     if insist(lambda: Closed.read(paths.closed), left_s) is not None:
         return "the experiment is over"
-    granted = allocation.read()
-    if not allocation.stands(granted):
+    site = insist(lambda: from_resolved(paths.site), left_s)
+    inside = opening.of(site).inside
+    granted = inside.allocation(os.environ, None)
+    if not inside.stands(granted):
         return "the scheduler ends this task itself"
     claim = insist(lambda: WorkerClaim.read(worker.claim), left_s)
     if claim is not None and claim.job != granted.job:
         return f"the place is that of job {claim.job}"
     insist(lambda: bury(paths, worker, code), left_s)
-    submits = insist(lambda: from_resolved(paths.site), left_s).capabilities.submit_from_compute
+    submits = site.capabilities.submit_from_compute
     before = insist(lambda: lease.last(paths), left_s)
     said = "no job could be submitted; the job behind this one, or its user, has to continue"
     for turn in turns(paths, "script"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import os
 import sys
 import time
 import traceback
@@ -15,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs.script.launch import Allocation, Launch, launch
-from hpcdet.schedulers.local_job import REQUEUE
+from hpcdet.jobs.script.launch import launch
+from hpcdet.launchers.common import Launch
+from hpcdet.schedulers import opening
+from hpcdet.schedulers.common.allocation import Allocation
+from hpcdet.schedulers.common.base import REQUEUE
 from hpcdet.site import Site
-from hpcdet.site.load_site import from_resolved
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.config import overrides, resolved_config
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.spending import Spending
@@ -30,7 +34,6 @@ from hpcdet.store.folder.records import End, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files, journal
 from hpcdet.worker import again
-from hpcdet.worker.allocation import allocation as allocations
 from hpcdet.worker.allocation import time_left
 from hpcdet.worker.allocation.fitting import Fitting
 from hpcdet.worker.allocation.governed_node import GovernedNode
@@ -49,7 +52,6 @@ from hpcdet.worker.turns.storage_retry import START_S, insist, within
 from hpcdet.worker.turns.worker_turns import WorkerCrank
 
 _SOON_S = 1.0
-_SLURM_EARLY_S = 90  # Slurm looks at time limits every 30 s and may warn a minute early
 
 
 @dataclass
@@ -284,14 +286,14 @@ class Worker:
         """Write and return the end of an attempt. Runs in a thread of its own."""
         attempt = lane.attempt
         # as things are when it ends, not when its last checkpoint has been copied
-        slurm = self.allocation.slurm
         oom = evidence.kernel_oom_kills() > lane.oom_kills
         self.notices.look()
         noticed = bool(self.leaving.notice or lane.is_used_up)
-        early = _SLURM_EARLY_S if slurm else LOOK_S
+        inside = opening.of(self.site).inside
+        early = max(inside.early_s, LOOK_S)
         time_up = lane.is_used_up or self.remaining.left_s < self.remaining.lead_s + early
-        stands = close_attempt.spoke(lane) or allocations.stands(self.allocation)
-        then = Circumstances(noticed, time_up, oom, stands)
+        stands = close_attempt.spoke(lane) or inside.stands(self.allocation)
+        then = Circumstances(noticed, time_up, oom, stands, inside.says)
         drain_staging.drain(self.paths, self.experiment, attempt, self.leaving.left_to_drain)
         nodes, by = self.allocation.nodes, self.me.name
         return insist(
@@ -336,17 +338,18 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
     opened = held.paths
     experiment = insist(lambda: overrides.of_submission(opened, submission), left_s)
     site = insist(lambda: from_resolved(opened.site), left_s)
-    allocation = allocations.read(walltime_s=experiment.resources.walltime_s)
+    inside = opening.of(site).inside
+    allocation = inside.allocation(os.environ, experiment.resources.walltime_s)
     me = claims.take_place(paths, submission, index, allocation, left_s)
     if me is None:
         return 0
     need = experiment.resources.granted(len(allocation.nodes))
     experiment = dataclasses.replace(experiment, resources=need)
-    launcher = site.view(experiment.resources.resource_pool).launcher
+    pool = experiment.resources.resource_pool
     with insist(lambda: journal.Writer(me.journal), left_s) as log:
         crank = WorkerCrank(paths, site, log, notices)
         try:
-            notices.listen(allocation, launcher, me.root / "heard")
+            notices.listen(allocation, site, pool, me.root / "heard")
             worker = Worker(paths, experiment, site, allocation, notices, me, log, crank, held)
             return worker.work()
         finally:

@@ -17,8 +17,8 @@ from hpcdet.control.turn.controller import Turn
 from hpcdet.control.upkeep import accounting
 from hpcdet.control.upkeep.notify import run_hook
 from hpcdet.errors import ConfigError
-from hpcdet.site.load_site import from_resolved
 from hpcdet.site.models import SiteCapabilities
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.config import overrides
 from hpcdet.store.folder import log_streams
 from hpcdet.store.folder.layout import ExperimentPaths

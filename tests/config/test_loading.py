@@ -21,7 +21,7 @@ from hpcdet.errors import ConfigError, UsageError
 from hpcdet.search.stopping import rules_from_config
 from hpcdet.search.stopping.search_rules import TotalLengthRule
 from hpcdet.search.stopping.trial_rules import PercentileRule
-from hpcdet.site.load_site import walk
+from hpcdet.site_files.load_site import walk
 from hpcdet.store.config import data_secrets
 from hpcdet.store.config import resolved_config as stored
 from hpcdet.units import Length

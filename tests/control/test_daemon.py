@@ -22,7 +22,7 @@ from hpcdet.errors import StillPending, UsageError
 from hpcdet.jobs.create import create
 from hpcdet.read.experiment import states
 from hpcdet.read.experiment.gather import gather
-from hpcdet.site import load_site
+from hpcdet.site_files import load_site
 from hpcdet.store.decisions import lease
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed

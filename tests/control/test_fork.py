@@ -18,7 +18,7 @@ from hpcdet.control.turn.controller import advance
 from hpcdet.errors import Unavailable, UsageError
 from hpcdet.search import registry
 from hpcdet.search.api import codec, events
-from hpcdet.site import load_site
+from hpcdet.site_files import load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import INHERITED, ExperimentPaths

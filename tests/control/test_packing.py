@@ -19,12 +19,12 @@ from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
 from hpcdet.control.upkeep import packing
 from hpcdet.control.upkeep.packing import QUIET_S, pack
-from hpcdet.jobs.script.launch import Allocation
 from hpcdet.read.experiment import gather, series
 from hpcdet.read.index import database
 from hpcdet.read.lookup import find
 from hpcdet.read.views import logs, views
 from hpcdet.read.views.items import encode
+from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, End, Verdict

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hpcdet import site as sites
 from hpcdet.jobs.script import succession
 from hpcdet.jobs.script.render import render
 from hpcdet.site import Site
+from hpcdet.site_files import load_site as sites
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -46,10 +46,10 @@ def slurm(**can: Any) -> Site:
 @pytest.mark.parametrize(
     ("can", "way", "dependency"),
     [
-        ({"requeue": "user"}, "requeue", "afternotok"),
-        ({"requeue": "none"}, "successor", "afternotok"),
-        ({"requeue": "none", "submit_from_compute": False}, "spares", "afterany"),
-        ({"requeue": "user", "submit_from_compute": False}, "spares", "afterany"),
+        ({"requeue": "user"}, "requeue", "bad"),
+        ({"requeue": "none"}, "successor", "bad"),
+        ({"requeue": "none", "submit_from_compute": False}, "spares", "any"),
+        ({"requeue": "user", "submit_from_compute": False}, "spares", "any"),
         (
             {"requeue": "user", "submit_from_compute": False, "login_daemon": "allowed"},
             "daemon",
@@ -59,7 +59,7 @@ def slurm(**can: Any) -> Site:
 )
 def test_what_a_site_allows_decides(can: dict[str, Any], way: str, dependency: str) -> None:
     site = slurm(**can)
-    assert (succession.way(site), succession.dependency(site)) == (way, dependency)
+    assert (succession.way(site), succession.after_end(site)) == (way, dependency)
     assert succession.way(sites.load("local")) == "supervisor"
 
 
@@ -80,7 +80,7 @@ def test_the_job_behind_an_array_is_small_and_leaves_the_queue_by_itself(submits
 def test_plan_says_who_goes_on(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
     said = cli("plan", tmp_path / "c.yaml", "--site", "generic-slurm")
-    assert "a small job behind each array (afternotok) submits new workers" in said.out
+    assert "a small job behind each array submits new workers" in said.out
     assert "there is no scontrol on PATH: careful values are assumed" in said.err
     [item] = cli("plan", tmp_path / "c.yaml", "--site", "local", "-o", "json").items
     assert item["succession"] == "supervisor"

@@ -18,10 +18,10 @@ from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
 from hpcdet.errors import ConfigError, UsageError
-from hpcdet.jobs.script.launch import Allocation
 from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import Ranks
 from hpcdet.read.experiment import gather
+from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.search import registry
 from hpcdet.search.api import codec, events

@@ -14,13 +14,13 @@ import torch
 import hpcdet.determined as det
 from hpcdet import checkpoint
 from hpcdet.determined import tensorboard
-from hpcdet.determined._info import expand
 from hpcdet.determined.common import util
 from hpcdet.determined.experimental import core_v2
 from hpcdet.determined.launch._rank import become
 from hpcdet.determined.pytorch import adapt_batch_sampler, load_trial_from_checkpoint_path
 from hpcdet.determined.tensorboard.metric_writers.pytorch import TorchWriter
 from hpcdet.errors import ConfigError, NotFound, UsageError
+from hpcdet.process.ranks import expand
 from tests import TESTS, ranks
 from tests.alone import as_script
 

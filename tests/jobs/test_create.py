@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from hpcdet import site as sites
 from hpcdet.config.check.plan import plan
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs.checks import site_checks
@@ -24,6 +23,7 @@ from hpcdet.jobs.script import render, submission
 from hpcdet.policy.compiled import PolicyText
 from hpcdet.read.lookup import find
 from hpcdet.site import Site
+from hpcdet.site_files import load_site as sites
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Distributed, Resolved, Worker
@@ -492,8 +492,6 @@ def test_local_on_a_login_node_is_refused_unless_asked_for(
     with pytest.raises(ConfigError, match="use --site local"):
         site_checks.preflight(Resolved(), sites.load(), tmp_path)
     assert site_checks.preflight(Resolved(), sites.load("local"), tmp_path) == []
-    with pytest.raises(ConfigError, match="no pbs backend"):
-        site_checks.preflight(Resolved(), sites.load("generic-pbs"), tmp_path)
 
 
 def test_warnings_of_purge_room_and_of_nobody_who_decides(
@@ -524,8 +522,6 @@ def test_warnings_of_purge_room_and_of_nobody_who_decides(
 
 def test_a_site_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {f.level for f in site_checks.site_findings(sites.load("local"))} == {"ok"}
-    [template, scheduler, *_] = site_checks.site_findings(sites.load("generic-pbs"))
-    assert (template.level, scheduler.level) == ("error", "error")
     site = fake_slurm(tmp_path, monkeypatch)
     config_of = tmp_path / "bin" / "scontrol"
     config_of.write_text("#!/bin/sh\necho 'MaxArraySize = 51'\n")

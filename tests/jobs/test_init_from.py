@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpcdet.errors import ConfigError
-from hpcdet.jobs.script.job_script_import import translate
+from hpcdet.schedulers.slurm.script.job_script_import import translate
 from hpcdet.store.fs import yaml12
 from tests.commands import Cli
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from hpcdet import site as sites
 from hpcdet.config import api as config
 from hpcdet.config.load import enforced
 from hpcdet.config.policy.policy_file import read_policy
@@ -22,6 +21,7 @@ from hpcdet.policy import experiment_policy
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.keys import key_files, run_keys
 from hpcdet.policy.memorization import twin_keys
+from hpcdet.site_files import load_site as sites
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import GOVERNANCE_KEYS, Governance
 from hpcdet.store.folder.layout import ExperimentPaths

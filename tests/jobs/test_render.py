@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from hpcdet import site as sites
 from hpcdet.errors import ConfigError
-from hpcdet.jobs.script import environment, options
-from hpcdet.jobs.script.render import render
+from hpcdet.jobs.script import environment
+from hpcdet.jobs.script.render import OtherCommand, render
 from hpcdet.schedulers.common import variables
+from hpcdet.schedulers.slurm import names
+from hpcdet.schedulers.slurm.script import options
 from hpcdet.site import Site
-from hpcdet.store.config.placement import Resources
+from hpcdet.site_files import load_site as sites
+from hpcdet.store.config.placement import Resources, UserOptions
 from hpcdet.store.config.resolved_config import Environment, Resolved, Slurm
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
@@ -95,11 +97,6 @@ def test_every_site_gives_a_script_that_bash_reads(name: str, root: str) -> None
     experiment = replace(EXPERIMENT, environment=Environment({"TEXT": "\n".join(HOSTILE)}))
     text = script(sites.load(name), experiment, root)
     assert bash(text, "-n").stderr == ""
-
-
-def test_pbs_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="no pbs backend"):
-        script(sites.load("generic-pbs"))
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -239,7 +236,7 @@ def test_options_of_site_and_user_go_over_ours() -> None:
 )  # fmt: skip
 def test_arguments_that_would_break_the_worker_are_refused(argument: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        options.parse([argument])
+        options.parse(UserOptions((argument,), "slurm.sbatch_args"))
 
 
 def test_a_template_of_a_site_changes_one_block(tmp_path: Path) -> None:
@@ -281,14 +278,14 @@ def test_a_wrong_template_is_named_with_its_line(tmp_path: Path, text: str, said
 
 
 def test_variables_of_another_job_are_scrubbed_but_not_the_clusters() -> None:
-    names = (
+    shown = (
         "PATH HOME MY_RANK SLURM_CONF SLURM_JOB_ID SLURM_CPU_BIND SBATCH_PARTITION SQUEUE_FORMAT "
-        "PMIX_RANK PMI_SIZE RANK MASTER_PORT OMPI_COMM_WORLD_RANK HPCDET_DEADLINE PBS_JOBID "
+        "PMIX_RANK PMI_SIZE RANK MASTER_PORT OMPI_COMM_WORLD_RANK HPCDET_DEADLINE "
         "CUDA_VISIBLE_DEVICES"
     )
-    shell = dict.fromkeys(names.split(), "x")
-    assert variables.scrubbed(shell).keys() == {"PATH", "HOME", "MY_RANK", "SLURM_CONF"}
-    step = variables.for_step(shell).keys()
+    shell = dict.fromkeys(shown.split(), "x")
+    assert variables.scrubbed(shell, names).keys() == {"PATH", "HOME", "MY_RANK", "SLURM_CONF"}
+    step = variables.for_step(shell, names).keys()
     assert step >= {"SLURM_JOB_ID", "SLURM_CONF", "CUDA_VISIBLE_DEVICES", "HPCDET_DEADLINE"}
     assert not step & {"RANK", "MASTER_PORT", "PMIX_RANK", "PMI_SIZE", "SLURM_CPU_BIND"}
 
@@ -304,7 +301,7 @@ def test_a_users_defaults_become_directives_with_their_origin() -> None:
 def test_a_command_in_the_place_of_a_worker_is_handed_over_to_nobody() -> None:
     paths = ExperimentPaths(Path("/scratch/digits-7f3a"))
     for site in (slurm(), sites.load("local")):
-        text = render(EXPERIMENT, site, INTENT, paths, {}, command=["echo", "done"])
+        text = render(EXPERIMENT, site, INTENT, paths, {}, command=OtherCommand(["echo", "done"]))
         assert "echo done --index" in text and "worker.handover" not in text
 
 

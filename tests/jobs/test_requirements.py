@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet import site as sites
-from hpcdet.jobs.script import options, requirements
+from hpcdet.jobs.script import requirements
 from hpcdet.jobs.script.render import render
 from hpcdet.jobs.script.requirements import NodeRequest
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
@@ -24,7 +23,7 @@ from hpcdet.policy.compiled import (
 from hpcdet.schedulers.common.base import NodeGroup
 from hpcdet.schedulers.slurm import slurm_features
 from hpcdet.site import Site
-from hpcdet.site.governance import SiteGovernance
+from hpcdet.site_files import load_site as sites
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved, Slurm
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -176,7 +175,7 @@ def test_what_would_loosen_it_is_refused(arguments: tuple[str, ...]) -> None:
     assert required is not None
     for attempt in (
         lambda: asked(*arguments),
-        lambda: options.refuse_undoing(experiment(*arguments), required),
+        lambda: requirements.refuse_undoing(experiment(*arguments), site(), required),
     ):
         with pytest.raises(PolicyRefused, match="P17") as caught:
             attempt()
@@ -184,7 +183,7 @@ def test_what_would_loosen_it_is_refused(arguments: tuple[str, ...]) -> None:
         assert caught.value.where and caught.value.hint
     with pytest.raises(PolicyRefused, match="partition=gpu"):
         asked(pool="gpu")
-    options.refuse_undoing(experiment("--gres=gpu:1", "-C a100", pool="phi"), required)
+    requirements.refuse_undoing(experiment("--gres=gpu:1", "-C a100", pool="phi"), site(), required)
 
 
 @pytest.mark.parametrize(
@@ -252,19 +251,3 @@ def test_what_no_nodes_satisfy_is_refused_with_the_nearest() -> None:
         "nearest: phi: 2 nodes with all of it; wide: 1 nodes with all of it; "
         "phi: 3 nodes without gov_anchor"
     )
-
-
-def test_pbs_will_get_these_words() -> None:
-    known = SiteGovernance.model_validate(GOVERNANCE).capabilities
-    chunk = {"ncpus": 8, "ngpus": 4}
-    assert requirements.pbs_options(BOTH, known, chunk, 2) == [
-        "-l",
-        "select=2:ncpus=8:ngpus=4:gov_phi=True:gov_anchor=True",
-        *("-q", "phi", "-A", "lab"),
-    ]
-    assert requirements.pbs_options(("ledger_anchor",), known, chunk, 1) == [
-        "-l",
-        "select=1:ncpus=8:ngpus=4:gov_anchor=True",
-    ]
-    with pytest.raises(PolicyRefused, match="both True and False"):
-        requirements.pbs_options(("enclave_phi", "unmapped"), known, chunk, 1)

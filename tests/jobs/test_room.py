@@ -86,15 +86,16 @@ def test_a_site_says_how_to_ask_for_the_quota(
 ) -> None:
     monkeypatch.setenv("WHO", "ada")
     line = "echo $0 $1 10 0 1000 - 5 0 6 -"
-    told = {"name": "here", "quota_command": ["sh", "-c", line, "/only", "9"]}
-    wrong = {"name": "here", "quota_command": ["sh", "-c", "echo no such user $0 >&2", "$WHO"]}
+    plain = {"name": "here", "scheduler": "local"}
+    told = {**plain, "quota_command": ["sh", "-c", line, "/only", "9"]}
+    wrong = {**plain, "quota_command": ["sh", "-c", "echo no such user $0 >&2", "$WHO"]}
     left, unknown = quota.free(Site.model_validate(wrong), tmp_path / "not" / "yet")
     assert [one.by for one in left] == ["file system"]
     assert unknown == [f"the quota of {tmp_path} is not known: sh said: no such user ada"]
     told["quota_command"] = ["sh", "-c", "echo $0 10 0 1000 - 5 0 6 -; exit 1", "/only"]
     left, unknown = quota.free(Site.model_validate(told), tmp_path)
     assert (left[1].by, left[1].bytes, left[1].inodes, unknown) == ("quota", 990 * 1024, 1, [])
-    absent = Site.model_validate({"name": "here", "quota_command": ["no-such-command"]})
+    absent = Site.model_validate({**plain, "quota_command": ["no-such-command"]})
     assert "no-such-command" in quota.free(absent, tmp_path)[1][0]
 
 

@@ -22,7 +22,7 @@ from hpcdet.read.experiment.gather import gather
 from hpcdet.read.lookup import lineage
 from hpcdet.read.views import views
 from hpcdet.read.views.trials import BestView
-from hpcdet.schedulers.local import processes
+from hpcdet.schedulers.common import processes
 from hpcdet.search import registry
 from hpcdet.site import Site
 from hpcdet.store.config import overrides, resolved_config

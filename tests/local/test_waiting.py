@@ -10,13 +10,13 @@ import pytest
 from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
 from hpcdet.errors import Unavailable
-from hpcdet.jobs.script import options
+from hpcdet.jobs.script.render import render
 from hpcdet.read.experiment import gather, states
 from hpcdet.read.lookup import find
 from hpcdet.schedulers.common.base import Job, Submission, TaskState
 from hpcdet.schedulers.local import local_state
 from hpcdet.schedulers.local.local import LocalScheduler
-from hpcdet.site import load
+from hpcdet.site_files.load_site import load
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, End, Intent, Submitted
@@ -106,16 +106,10 @@ def test_jobs_to_wait_for_stand_in_the_script_until_a_worker_has_begun(tmp_path:
     advance(world.paths, holder)
     intents = [Intent.read(world.paths.intent(n)) for n in world.paths.submissions()]
     assert [intent.after for intent in intents if intent] == [["71", "72"]]
-    view = load("generic-slurm").view()
-    given = options.collect(
-        resolved_config.resolve({}),
-        view,
-        Intent(1, "n", "t", 1, 1, 0, held=True, after=["71", "72"]),
-        world.paths,
-        signal_lead_s=1,
-        expand=str,
-    )
-    assert {"--hold", "--dependency=afterok:71:72"} <= set(given.others)
+    waiting = Intent(1, "n", "t", 1, 1, 0, held=True, after=["71", "72"])
+    slurm = load("generic-slurm")
+    text = render(resolved_config.resolve({"site": "x"}), slurm, waiting, world.paths, {})
+    assert {"#SBATCH --hold", "#SBATCH --dependency=afterok:71:72"} <= set(text.splitlines())
     # never satisfied: the job leaves the queue, and its user is told
     world.scheduler.reasons["1"] = "DependencyNeverSatisfied"
     world.clock.now += 11

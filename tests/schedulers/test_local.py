@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.schedulers import local_job
+from hpcdet.schedulers.common import machine, processes
 from hpcdet.schedulers.common.base import Job, Submission, SubmissionRefused, Task, TaskState
-from hpcdet.schedulers.local import local, local_state, processes
+from hpcdet.schedulers.local import local_job, local_state
 from hpcdet.schedulers.local.local import LocalScheduler
 from hpcdet.schedulers.local.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
 from tests.experiments import end_local_jobs, until
@@ -211,7 +211,7 @@ def test_processes_are_told_from_others_with_names_of_any_bytes(
 def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(4):
         (tmp_path / "gpus" / str(number)).mkdir(parents=True)
-    monkeypatch.setattr(local, "_GPUS", tmp_path / "gpus")
+    monkeypatch.setattr(machine, "_GPUS", tmp_path / "gpus")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7,8")
 
 

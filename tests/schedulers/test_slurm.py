@@ -18,16 +18,16 @@ from typing import Any
 
 import pytest
 
-from hpcdet import site as sites
 from hpcdet.control.leader.lost_workers import Watch
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.schedulers.common import polling
 from hpcdet.schedulers.common.base import Job, Submission, SubmissionRefused, Task, TaskState, Usage
 from hpcdet.schedulers.common.polling import QueryAnswer, SharedQuery
-from hpcdet.schedulers.open_backend import open_scheduler
+from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.schedulers.slurm import slurm_text
 from hpcdet.schedulers.slurm.slurm import SlurmScheduler
 from hpcdet.site import Site
+from hpcdet.site_files import load_site as sites
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent, Submitted
 from tests import RECORDED
@@ -418,8 +418,9 @@ def test_a_requeued_task_is_called_back_once(
 
 
 def test_a_scheduler_without_a_backend_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no pbs backend"):
-        open_scheduler(sites.load("generic-pbs"))
+    site = Site(name="x", scheduler="nqs")
+    with pytest.raises(ConfigError, match="no backend for the scheduler nqs"):
+        open_scheduler(site)
 
 
 # -- how often is asked -------------------------------------------------------------------

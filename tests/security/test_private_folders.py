@@ -16,10 +16,9 @@ import pytest
 from hpcdet.cli import main
 from hpcdet.errors import Unavailable
 from hpcdet.read.index import database
-from hpcdet.schedulers import local_job
-from hpcdet.schedulers.common import polling
+from hpcdet.schedulers.common import polling, processes
 from hpcdet.schedulers.common.base import Job, Submission
-from hpcdet.schedulers.local import processes
+from hpcdet.schedulers.local import local_job
 from hpcdet.schedulers.local.local import LocalScheduler
 from hpcdet.store.folder import private_folders
 from tests import experiments as x

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from hpcdet.schedulers.slurm import facts
-from hpcdet.site import Site, from_resolved, load, load_site
+from hpcdet.site import Site
+from hpcdet.site_files import load_site
+from hpcdet.site_files.load_site import from_resolved, load
 from hpcdet.store.fs import files
 from tests.commands import Cli
 from tests.slurm_runs import Lab, hpcdet

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet import site
 from hpcdet.errors import ConfigError, NotFound
-from hpcdet.site import load_site
-from hpcdet.site.detection import Host
+from hpcdet.site_files import load_site
+from hpcdet.site_files.detection import Host
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +59,7 @@ def test_a_chain_of_files_merges_and_every_value_has_its_origin(folders: dict[st
         "extends: delta\nlimits: {max_array: 50}\n"
         "directives: {account: me}\ndefault_partition: gpu\n"
     )
-    mine = site.load("mine")
+    mine = load_site.load("mine")
     assert (mine.name, mine.scheduler) == ("mine", "slurm")
     assert (mine.limits.max_array, mine.limits.poll_min_s) == (50, 90)
     assert mine.origins["limits.max_array"] == f"{folders['user'] / 'mine.yaml'}:2"
@@ -80,7 +79,7 @@ def test_a_user_changes_a_shipped_site_by_a_file_of_its_name(folders: dict[str, 
     (folders["project"] / "generic-slurm.yaml").write_text(
         "extends: generic-slurm\ncapabilities: {requeue: user}\n"
     )
-    changed = site.load("generic-slurm")
+    changed = load_site.load("generic-slurm")
     assert changed.capabilities.requeue == "user"
     assert changed.launcher.kind == "srun"
     assert changed.source == str(folders["project"] / "generic-slurm.yaml")
@@ -90,7 +89,7 @@ def test_files_that_extend_each_other_are_refused(folders: dict[str, Path]) -> N
     (folders["user"] / "a.yaml").write_text("extends: b\n")
     (folders["user"] / "b.yaml").write_text("extends: a\n")
     with pytest.raises(ConfigError, match="extends itself"):
-        site.load("a")
+        load_site.load("a")
 
 
 @pytest.mark.parametrize(
@@ -99,8 +98,15 @@ def test_files_that_extend_each_other_are_refused(folders: dict[str, Path]) -> N
         ("limits:\n  max_aray: 3\n", 2, "limits.max_aray", "did you mean 'max_array'?"),
         ("partitons: {}\n", 1, "partitons", "did you mean 'partitions'?"),
         ("\n\npartitions:\n  gpu:\n    slot: 1\n", 5, "partitions.gpu.slot", "known keys"),
-        ("detect:\n- {comand: x}\n", 2, "detect.0.comand", "did you mean 'command'?"),
-        ("launcher: {kind: ssh}\n", 1, "launcher.kind", "'srun', 'mpirun' or 'local'"),
+        (
+            "detect:\n- {comand: x}\nscheduler: local\n",
+            2,
+            "detect.0.comand",
+            "did you mean 'command'?",
+        ),
+        ("launcher: {kind: ssh}\nscheduler: local\n", 1, "launcher.kind", "those there are: "),
+        ("limits: {}\n", 0, "", "there is no scheduler"),
+        ("scheduler: slrum\n", 1, "scheduler", "did you mean slurm?"),
         ("limits: {max_array: many}\n", 1, "limits.max_array", "it is 'many'"),
         ("detect: [{env: A, command: b}]\n", 1, "detect.0", "use one of env, hostname"),
         ("- a\n", 0, "", "not a mapping"),
@@ -115,7 +121,7 @@ def test_a_wrong_file_is_named_with_line_and_key(
     path = folders["user"] / "wrong.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        site.load("wrong")
+        load_site.load("wrong")
     message = str(caught.value)
     assert said in message
     assert message.startswith(f"{path}:{line}: {key}".rstrip() if line else f"{path}: ")
@@ -128,63 +134,63 @@ def test_a_file_that_others_may_write_is_not_read(folders: dict[str, Path]) -> N
     path.write_text("extends: generic-slurm\n")
     path.chmod(0o666)
     with pytest.raises(ConfigError, match="the site file may be changed by everybody"):
-        site.load("theirs")
+        load_site.load("theirs")
 
 
 def test_a_path_under_extends_is_relative_to_its_file(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("extends: generic-slurm\nlease_ttl_s: 7\n")
     (tmp_path / "mine.yaml").write_text("extends: ./base.yaml\n")
-    assert site.load(str(tmp_path / "mine.yaml")).lease_ttl_s == 7
+    assert load_site.load(str(tmp_path / "mine.yaml")).lease_ttl_s == 7
 
 
 def test_a_site_that_is_not_there_is_an_error_that_lists_those_that_are() -> None:
     with pytest.raises(NotFound, match="generic-pbs, generic-slurm, local"):
-        site.load("delta")
+        load_site.load("delta")
     with pytest.raises(NotFound, match="no site file"):
-        site.load("./delta.yaml")
+        load_site.load("./delta.yaml")
 
 
 def test_detection_goes_by_search_path_and_says_why(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = host(tmp_path / "bare")
-    nothing = site.load(host=bare)
+    nothing = load_site.load(host=bare)
     assert (nothing.name, nothing.fallback) == ("local", True)
 
     command(tmp_path / "slurm", "sbatch")
-    slurm = site.load(host=host(tmp_path / "slurm"))
+    slurm = load_site.load(host=host(tmp_path / "slurm"))
     assert (slurm.name, slurm.fallback) == ("generic-slurm", False)
     assert slurm.reason == f"sbatch is on PATH ({tmp_path / 'slurm' / 'sbatch'})"
     command(tmp_path / "pbs", "qsub")
-    assert site.load(host=host(tmp_path / "pbs")).name == "generic-pbs"
+    assert load_site.load(host=host(tmp_path / "pbs")).name == "generic-pbs"
 
     (folders["site"] / "delta.yaml").write_text(
         "extends: generic-slurm\n"
         "detect:\n- {env: LMOD_SYSTEM_NAME, match: '^delta$'}\n- {hostname: '^dt-login[0-9]+'}\n"
     )
     there = host(tmp_path / "slurm", "dt-login03.delta")
-    assert site.load(host=there).reason == (
+    assert load_site.load(host=there).reason == (
         "the host's name dt-login03.delta matches '^dt-login[0-9]+'"
     )
     # a file that extends it for another cluster is not taken for this one
     (folders["project"] / "other.yaml").write_text("extends: generic-slurm\n")
     by_env = host(tmp_path / "slurm", LMOD_SYSTEM_NAME="delta")
-    assert site.load(host=by_env).reason == "$LMOD_SYSTEM_NAME is 'delta'"
-    assert site.load(host=host(tmp_path / "slurm", LMOD_SYSTEM_NAME="delta2")).name != "delta"
+    assert load_site.load(host=by_env).reason == "$LMOD_SYSTEM_NAME is 'delta'"
+    assert load_site.load(host=host(tmp_path / "slurm", LMOD_SYSTEM_NAME="delta2")).name != "delta"
 
     monkeypatch.setenv("HPCDET_SITE", "generic-pbs")
-    assert site.load(host=there).name == "generic-pbs"
-    assert site.load("local", host=there).reason == "asked for by name"
+    assert load_site.load(host=there).name == "generic-pbs"
+    assert load_site.load("local", host=there).reason == "asked for by name"
 
 
 def test_the_clusters_name_is_asked_of_scontrol(tmp_path: Path, folders: dict[str, Path]) -> None:
     command(tmp_path / "bin", "scontrol")
     says = "#!/bin/sh\necho 'ClusterName             = delta'\n"
     (tmp_path / "bin" / "scontrol").write_text(says)
-    rule = "detect: [{scontrol: ClusterName, match: ^delta$}]\n"
+    rule = "extends: generic-slurm\ndetect: [{scontrol: ClusterName, match: ^delta$}]\n"
     (folders["user"] / "delta.yaml").write_text(rule)
     there = host(tmp_path / "bin")
-    assert site.load(host=there).reason == "ClusterName of the cluster is 'delta'"
+    assert load_site.load(host=there).reason == "ClusterName of the cluster is 'delta'"
 
 
 def test_commands_of_slurm_without_a_cluster_are_no_scheduler(tmp_path: Path) -> None:
@@ -193,13 +199,13 @@ def test_commands_of_slurm_without_a_cluster_are_no_scheduler(tmp_path: Path) ->
         command(tmp_path / "bin", name)
     said = "scontrol: fatal: Could not establish a configuration source"
     (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\necho '{said}' >&2; exit 1\n")
-    assert site.load(host=host(tmp_path / "bin")).name == "local"
+    assert load_site.load(host=host(tmp_path / "bin")).name == "local"
     for name in ("sbatch", "scontrol"):
         command(tmp_path / "down", name)
     (tmp_path / "down" / "scontrol").write_text(
         "#!/bin/sh\necho 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
     )
-    assert site.load(host=host(tmp_path / "down")).name == "generic-slurm"
+    assert load_site.load(host=host(tmp_path / "down")).name == "generic-slurm"
 
 
 def test_the_resolved_file_reads_back_equal_also_from_another_version(
@@ -210,19 +216,19 @@ def test_the_resolved_file_reads_back_equal_also_from_another_version(
         "detect: [{command: sbatch}]\nconfig: {resources: {slots_per_trial: 2}}\n"
         "directives: {time: 12:00:00, hint: off, comment: '1e3'}\n"
     )
-    one = site.load("x")
+    one = load_site.load("x")
     assert one.directives == {"time": "12:00:00", "hint": "off", "comment": "1e3"}
     path = tmp_path / "site.yaml"
     path.write_bytes(load_site.dump(one))
-    assert site.from_resolved(path).plain() == one.plain()
+    assert load_site.from_resolved(path).plain() == one.plain()
     for place, mode in ((path, 0o666), (tmp_path, 0o777)):
         before = place.stat().st_mode
         place.chmod(mode)
         with pytest.raises(ConfigError, match="the experiment may be changed by everybody"):
-            site.from_resolved(path)
+            load_site.from_resolved(path)
         place.chmod(before)
     text = path.read_text().replace("limits:\n", "limits:\n  burst: 3\n")
     text = text.replace("      kind: mpirun\n", "      kind: mpirun\n      speed: high\n")
     path.write_text(text + "future: {a: 1}\n")
     assert "burst" in text and "speed" in text
-    assert site.from_resolved(path).plain() == one.plain()
+    assert load_site.from_resolved(path).plain() == one.plain()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
-from hpcdet.jobs.script.launch import Allocation
+from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.schedulers.common.base import Capabilities, TaskState, Usage
 from hpcdet.store.cost.budget import (
     Account,

@@ -16,7 +16,7 @@ import torch
 from hpcdet import checkpoint
 from hpcdet.errors import ConfigError
 from hpcdet.process.ranks import Ranks
-from hpcdet.schedulers.local import processes
+from hpcdet.schedulers.common import processes
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End
 from hpcdet.store.trials.standing import latest_checkpoint

@@ -13,7 +13,6 @@ from hpcdet import mpi_torch
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_checks
 from hpcdet.process.ranks import Ranks
-from hpcdet.site.models import Launcher
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.train import mpi
 from tests import experiments as x
@@ -24,7 +23,8 @@ def _submit(python: str | None = None) -> list[str]:
     config = resolve(x.config(ranks=2, distributed={"backend": "mpi"}))
     environment = dataclasses.replace(config.environment, python=python)
     config = dataclasses.replace(config, environment=environment)
-    return site_checks._fabric(config, x.local_site(), Launcher(kind="mpirun"))
+    site = x.local_site(launcher={"kind": "mpirun"})
+    return site_checks._fabric(config, site, site.view())
 
 
 @pytest.fixture

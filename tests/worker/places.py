@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.jobs.script.launch import Allocation
+from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths

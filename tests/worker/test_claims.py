@@ -15,8 +15,9 @@ import pytest
 
 from hpcdet.control import daemon
 from hpcdet.control.turn.controller import Turn
-from hpcdet.jobs.script.launch import Allocation
-from hpcdet.site import load_site
+from hpcdet.schedulers import opening
+from hpcdet.schedulers.common.allocation import Allocation
+from hpcdet.site_files import load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.decisions import lease, wakeup
 from hpcdet.store.folder.layout import (
@@ -37,7 +38,6 @@ from hpcdet.store.fs import files, journal
 from hpcdet.store.trials import observer
 from hpcdet.units import Length
 from hpcdet.worker import again, sentinel
-from hpcdet.worker.allocation.allocation import read as read_allocation
 from hpcdet.worker.allocation.notice import Notices
 from hpcdet.worker.attempts import cancels, drain_staging, evidence
 from hpcdet.worker.attempts.lane import Lane
@@ -334,15 +334,21 @@ def test_a_task_is_requeued_after_progress_and_a_few_times_without(
 
 
 def test_the_allocation_is_read_from_the_environment() -> None:
-    local = read_allocation(
-        {"HPCDET_JOB": "local-1_3", "HPCDET_RESTART_COUNT": "2", "HPCDET_DEADLINE": "99.5"}
+    local = opening.backend("local").inside.allocation(
+        {"HPCDET_JOB": "local-1_3", "HPCDET_RESTART_COUNT": "2", "HPCDET_DEADLINE": "99.5"},
+        None,
     )
-    assert (local.job, local.restart, local.end_at, local.slurm) == ("local-1_3", 2, 99.5, False)
-    alone = read_allocation({})
+    assert (local.job, local.restart, local.end_at, local.steps_hear) == (
+        "local-1_3",
+        2,
+        99.5,
+        False,
+    )
+    alone = opening.backend("local").inside.allocation({}, None)
     assert (alone.job, alone.restart, alone.end_at) == ("", 0, None)
     task = {"SLURM_JOB_ID": "54", "SLURM_ARRAY_JOB_ID": "51", "SLURM_ARRAY_TASK_ID": "3"}
-    slurm = read_allocation(
-        {**task, "SLURM_JOB_END_TIME": "1795266847", "SLURM_RESTART_COUNT": "1"}
+    slurm = opening.backend("slurm").inside.allocation(
+        {**task, "SLURM_JOB_END_TIME": "1795266847", "SLURM_RESTART_COUNT": "1"}, None
     )
     assert (slurm.job, slurm.restart, slurm.end_at) == ("51_3", 1, 1795266847.0)
-    assert slurm.slurm
+    assert slurm.steps_hear

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from hpcdet.launchers.opening import first_failed
+from hpcdet.schedulers.slurm import inside
 from hpcdet.store.folder.records import Control, Verdict
 from hpcdet.worker.attempts import evidence as traces
-from hpcdet.worker.attempts.exit_reason import Evidence, first_failed_rank, judge
+from hpcdet.worker.attempts.exit_reason import Evidence, judge
 from hpcdet.worker.attempts.step import PEER_LOST
 
 RUN = Control("run")
@@ -23,7 +25,8 @@ KILLED = "srun: error: n1: task 1: Killed\nsrun: error: n1: task 0: Exited with 
 
 def seen(cause: str = "", verdict: str = "resume", said: str = "", /, **facts: Any) -> Evidence:
     word = Verdict(verdict, cause, error=said) if cause else None  # type: ignore[arg-type]
-    return Evidence(**{"verdict": word, "control": RUN, "exit_code": 1, **facts})
+    known = {"verdict": word, "control": RUN, "exit_code": 1, "says": inside.says}
+    return Evidence(**{**known, **facts})
 
 
 MPI_CRASHED = (
@@ -169,11 +172,11 @@ def test_why_a_launch_failed_is_said_by_words_not_by_rules() -> None:
 
 
 def test_the_first_failing_rank_is_found_in_what_launchers_say() -> None:
-    assert first_failed_rank(MPI_CRASHED) == 2
-    assert first_failed_rank("  Process name: [prterun-n1-4242@1,3]\n  Exit code:    1\n") == 3
-    assert first_failed_rank(CRASHED) == 1
-    assert first_failed_rank("srun: error: n2: tasks 2-3: Exited with exit code 1") == 2
-    assert first_failed_rank("nothing of the kind") is None
+    assert first_failed(MPI_CRASHED) == 2
+    assert first_failed("  Process name: [prterun-n1-4242@1,3]\n  Exit code:    1\n") == 3
+    assert first_failed(CRASHED) == 1
+    assert first_failed("srun: error: n2: tasks 2-3: Exited with exit code 1") == 2
+    assert first_failed("nothing of the kind") is None
 
 
 def test_the_last_line_of_the_last_traceback_and_whose_code_it_was(tmp_path: Path) -> None:

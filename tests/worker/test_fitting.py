@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hpcdet.jobs.script.launch import Allocation
 from hpcdet.read.experiment import gather
 from hpcdet.read.views import timeline
+from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, WorkerClaim, WorkerEnd

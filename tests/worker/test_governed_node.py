@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.jobs.script.launch import Allocation
-from hpcdet.schedulers.slurm import slurm_features
-from hpcdet.site import load_site
+from hpcdet.schedulers.common.allocation import Allocation
+from hpcdet.schedulers.slurm import inside, slurm_features
+from hpcdet.site_files import load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.worker.allocation import governed_node
 from hpcdet.worker.allocation.governed_node import GovernedNode
 from tests import experiments as x
 from tests import governed_nodes
@@ -37,10 +36,10 @@ class Place:
 
     def refusal(self, shown: str | None, nodes: tuple[str, ...] = ("n1",)) -> str:
         """What speaks against the node, where ``scontrol`` answers so; None: not at all."""
-        self.environ.setattr(governed_node, "ask", lambda *_: shown)
+        self.environ.setattr(inside, "ask", lambda *_: shown)
         plain = resolved_config.resolve(x.config())
         config = governed_nodes.under(plain, self.policy)
-        there = Allocation("7_0", nodes, slurm=True)
+        there = Allocation("7_0", nodes, steps_hear=True)
         return GovernedNode(self.paths, config, self.site, there).refusal()
 
 
@@ -69,7 +68,7 @@ def test_statement_and_scheduler_must_agree(place: Place) -> None:
 
 def test_it_hears_of_a_statement_that_ends_while_it_works(place: Place) -> None:
     place.nodes.attest("n1")
-    place.environ.setattr(governed_node, "ask", lambda *_: None)
+    place.environ.setattr(inside, "ask", lambda *_: None)
     plain = resolved_config.resolve(x.config())
     config = governed_nodes.under(plain, place.policy)
     node = GovernedNode(place.paths, config, place.site, Allocation("", ("n1",)))

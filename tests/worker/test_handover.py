@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hpcdet.control.leader import lost_workers
+from hpcdet.site_files import load_site
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import (
@@ -101,6 +102,7 @@ def test_a_script_that_runs_on_after_the_end_or_another_job_changes_nothing(
 ) -> None:
     paths = ExperimentPaths(tmp_path / "exp")
     worker = paths.worker(1, 0, 0)
+    files.write_once(paths.site, load_site.dump(x.local_site()))
     WorkerClaim("7_0", "there", 1).write_once(worker.claim)
     monkeypatch.setenv("HPCDET_JOB", "8_0")
     assert handover.hand_over(paths, worker, 137) == "the place is that of job 7_0"

@@ -14,8 +14,12 @@ from typing import Any
 
 import pytest
 
-from hpcdet.jobs.script.launch import Allocation, Launch, clean_environment, launch, listener_argv
-from hpcdet.schedulers.local import processes
+from hpcdet.jobs.script.environment import for_step
+from hpcdet.jobs.script.launch import launch
+from hpcdet.launchers import opening as launchers
+from hpcdet.launchers.common import Launch
+from hpcdet.schedulers.common import processes
+from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.worker.attempts import step as steps
@@ -41,7 +45,9 @@ def planned(
         environment={"environment_variables": {"MINE": "1"}},
     )
     paths = ExperimentPaths(Path("/scratch/exp-0001"))
-    site = x.local_site(launcher=launcher, python="/opt/python")
+    cluster = slurm or launcher["kind"] == "srun"
+    scheduler = "slurm" if cluster else "local"
+    site = x.local_site(launcher=launcher, python="/opt/python", scheduler=scheduler)
     attempt = paths.trial(7).attempt(2)
     allocation = Allocation("5_1", ("n1",), 0, 99.5, slurm)
     return launch(resolved_config.resolve(values), site, paths, attempt, allocation, lane or 0)
@@ -139,7 +145,10 @@ def test_each_lane_gets_its_part_of_the_allocation(
 
 
 def test_a_step_keeps_the_allocations_own_variables() -> None:
-    kept = clean_environment({"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "PMIX_RANK": "2"})
+    kept = for_step(
+        {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "PMIX_RANK": "2"},
+        x.local_site(scheduler="slurm"),
+    )
     assert kept == {"SLURM_JOB_ID": "1"}
 
 
@@ -227,7 +236,7 @@ def test_ranks_that_cannot_all_be_started_are_ended(start, monkeypatch: pytest.M
 def test_ranks_die_with_their_worker(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, sys, time\n"
-        "from hpcdet.jobs.script.launch import Launch\n"
+        "from hpcdet.launchers.common import Launch\n"
         "from hpcdet.worker.attempts.step import RunningStep\n"
         "here = pathlib.Path(sys.argv[1])\n"
         "plan = Launch(('sleep', '600'), os.environ, ({}, {}), False)\n"
@@ -257,7 +266,7 @@ def test_a_launcher_is_spared_the_notice_and_ends_its_ranks_with_the_worker(
     )
     code = (
         "import os, pathlib, signal, sys, time\n"
-        "from hpcdet.jobs.script.launch import Launch\n"
+        "from hpcdet.launchers.common import Launch\n"
         "from hpcdet.worker.attempts.step import RunningStep\n"
         "here = pathlib.Path(sys.argv[1])\n"
         "argv = ('/bin/bash', '-c', sys.argv[2])\n"
@@ -281,7 +290,7 @@ def test_a_launcher_is_spared_the_notice_and_ends_its_ranks_with_the_worker(
 
 
 def test_the_listening_step_writes_down_what_it_hears(tmp_path: Path) -> None:
-    argv = listener_argv(x.local_site().launcher, ("sh",))
+    argv = launchers.launcher("srun").listener((), ("sh",))
     assert {"--overlap", "--mem=0", "--ntasks=1"} <= set(argv)
     heard = tmp_path / "heard"
     command = [sys.executable, "-m", "hpcdet.worker.listener", str(heard)]

@@ -10,8 +10,8 @@ import pytest
 
 from hpcdet.control.turn import controller
 from hpcdet.control.turn.controller import Turn
-from hpcdet.jobs.script.launch import Allocation
-from hpcdet.site import load_site
+from hpcdet.schedulers.common.allocation import Allocation
+from hpcdet.site_files import load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import log_streams
 from hpcdet.store.folder.layout import ExperimentPaths

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 _NO_SERVER = "there is no server to ask"
 _NO_USERS = "users are those of the cluster: there is no server that has others"
-_NODES = "the scheduler looks after the nodes: sinfo, scontrol show node"
+_NODES = "the scheduler looks after the nodes: its own commands show them"
 _NO_PROJECTS = "there are no workspaces or projects: a root folder each (HPCDET_ROOT), and labels"
-_NO_TASKS = "only experiments are run here; start it by the scheduler: srun --pty, sbatch"
+_NO_TASKS = "only experiments are run here; start it by the scheduler's own commands"
 _TEMPLATES = "a template is a file: hpcdet submit CONFIG --template FILE"
 _BOARD = "hpcdet report ID, hpcdet metrics ID --plot; the code's own TensorBoard files are in EXP"
 _MODELS = "there is no registry: hpcdet ckpt pin CHECKPOINT, hpcdet tag ID --add LABEL"
-_QUEUE = "the scheduler has the queue: squeue --me, hpcdet status"
-_PRIORITY = "the scheduler decides: slurm.sbatch_args (--nice), hpcdet hold ID, hpcdet release ID"
+_QUEUE = "the scheduler has the queue: its own commands, hpcdet status"
+_PRIORITY = "the scheduler decides: its options in the config, hpcdet hold ID, hpcdet release ID"
 
 NOUNS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "experiment": (
@@ -99,9 +99,9 @@ NOUNS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         {
             "aggregated": "hpcdet eff ID; sreport",
             "agg": "hpcdet eff ID; sreport",
-            "allocations": "hpcdet show ID --section allocations; sacct",
-            "alloc": "hpcdet show ID --section allocations; sacct",
-            "raw": "hpcdet show ID --section allocations; sacct",
+            "allocations": "hpcdet show ID --section allocations",
+            "alloc": "hpcdet show ID --section allocations",
+            "raw": "hpcdet show ID --section allocations",
         },
     ),
     "resource-pool": (("rp",), {"*": "a partition: resources.resource_pool, hpcdet site show"}),

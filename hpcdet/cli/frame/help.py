@@ -17,7 +17,7 @@ What stands for an experiment:
   digits-7f3a/3.2   attempt 2 of that trial
   @last             the newest experiment; @last/3 is a trial of it
   digits-7f3a/@best its best trial so far; @best: that of the newest experiment
-  slurm:123_4, 123  a scheduler's job id
+  123_4, 123        a scheduler's job id, as it prints it
   ./path/in/it      its folder, or any file inside (a log file, a checkpoint)
   -                 where several may stand: the ids on standard input
 Experiments are looked for in -C DIR, else $HPCDET_ROOT, else

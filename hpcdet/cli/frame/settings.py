@@ -39,14 +39,14 @@ class Settings:
     profile: str | None = None
 
     def site(self, name: str | None = None) -> Site:
-        """Return the site of that name, else that of ``--profile``, else that of ``site.load``.
+        """Return the site of that name, else that of ``--profile``, else the one that fits.
 
         Raises:
             NotFound, ConfigError: there is none of that name, or its file is wrong.
         """
-        from hpcdet import site
+        from hpcdet.site_files import load_site
 
-        return site.load(name or self.profile)
+        return load_site.load(name or self.profile)
 
     @property
     def root(self) -> Path:

@@ -18,10 +18,10 @@ from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_checks
 from hpcdet.jobs.create import begin_from as origin
 from hpcdet.jobs.create import past_results, snapshot
-from hpcdet.jobs.script import lanes, options, requirements
+from hpcdet.jobs.script import lanes, requirements
 from hpcdet.jobs.script.environment import fold_defaults
-from hpcdet.jobs.script.requirements import NodeRequest
-from hpcdet.schedulers.slurm import facts
+from hpcdet.schedulers import opening
+from hpcdet.schedulers.common.request import NodeRequest
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import trust
@@ -208,7 +208,8 @@ def request(
     wanted = SubmitRequest(lanes.settled(loaded, chosen), chosen, folder)
     if ask is None:
         return wanted
-    settled, assumed = facts.resolved(chosen, wanted.resolved.resources.resource_pool, ask=ask)
+    facts, pool = opening.of(chosen).facts, wanted.resolved.resources.resource_pool
+    settled, assumed = facts.resolved(chosen, pool, ask=ask)
     if assumed:
         settings().note(f"site {chosen.name}: {assumed}")
     return replace(wanted, site=settled)
@@ -223,7 +224,7 @@ def _placed(loaded: config.LoadedConfig, policy: CompiledPolicy, site: Site) -> 
     required = requirements.of_policy(policy, site)
     if required is None:
         return loaded
-    options.refuse_undoing(loaded.config, required)
-    if required.partition is None:
+    requirements.refuse_undoing(loaded.config, site, required)
+    if (partition := required.settings.get("partition")) is None:
         return loaded
-    return loaded.with_value("resources.resource_pool", required.partition, f"policy {policy.name}")
+    return loaded.with_value("resources.resource_pool", partition, f"policy {policy.name}")

@@ -22,8 +22,8 @@ from hpcdet.jobs.script import lanes, submission
 from hpcdet.jobs.script.render import render
 from hpcdet.read.views.items import text as shown
 from hpcdet.schedulers.common.base import Submission, SubmissionRefused
-from hpcdet.schedulers.open_backend import open_scheduler
-from hpcdet.site import load_site
+from hpcdet.schedulers.opening import open_scheduler
+from hpcdet.site_files import load_site
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,10 +12,9 @@ from hpcdet.cli.inputs.load_request import SubmitRequest
 from hpcdet.control.requests import commands
 from hpcdet.errors import ConfigError, NotFound, UsageError
 from hpcdet.read.lookup import find
+from hpcdet.schedulers import opening
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed
-
-_SLURM_JOB = re.compile(r"(?:slurm:)?(\d+(?:_\d+)?)")
 
 
 @dataclass(frozen=True)
@@ -48,10 +46,10 @@ class Waiting:
             try:
                 found = find.reference(text, wanted.root)
             except NotFound:
-                job = _SLURM_JOB.fullmatch(text)
-                if job is None or wanted.site.scheduler != "slurm":
+                job = opening.of(wanted.site).names.waited_for(text)
+                if job is None:
                     raise
-                jobs.append(job[1])
+                jobs.append(job)
                 continue
             if found.trial:
                 hint = f"name the experiment: {found.paths.id}"

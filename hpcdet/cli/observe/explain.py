@@ -62,11 +62,11 @@ _WORDS = {
 }
 
 _WAITS = {
-    "held": "its owner holds it: scontrol release, or hpcdet release",
+    "held": "its owner holds it: hpcdet release",
     "launch": "the scheduler holds it after a failed launch: the next turn replaces it",
     "never": "it cannot start as it is: the next turn removes it and names the remedy",
     "limit": "it passes when others of its user, account or QOS have ended",
-    "outage": "it starts when the partition or node is back: sinfo -R shows why it is down",
+    "outage": "it starts when the partition or node is back; the scheduler shows why it is down",
     "begin_time": "it passes by itself: a requeued task waits two minutes",
 }
 """What a kind of waiting means (``schedulers.common.base.Wait``)."""
@@ -194,7 +194,7 @@ def _queue(gathered: gather.Gathered, item: StatusView) -> Iterator[FindingView]
             yield _finding("pending", name, prepared, hint)
     if item.health == "queued":
         waiting = states.waiting_jobs(gathered)
-        hint = f"squeue --start -j {','.join(waiting)}" if waiting else f"hpcdet resume {command}"
+        hint = _look(gathered, waiting) or f"hpcdet resume {command}"
         shared = []
         if item.state == "STOPPING":
             hint = f"hpcdet searcher run {command}"
@@ -216,10 +216,21 @@ def _queue(gathered: gather.Gathered, item: StatusView) -> Iterator[FindingView]
         yield _finding("pending", name, why, next, said)
 
 
+def _look(gathered: gather.Gathered, jobs: list[str]) -> str:
+    """Return the scheduler's command that shows when jobs may start; "" without one."""
+    from hpcdet.schedulers import opening
+    from hpcdet.site_files.load_site import from_resolved
+
+    try:
+        return opening.of(from_resolved(gathered.paths.site)).names.look(jobs) if jobs else ""
+    except HpcdetError:
+        return ""
+
+
 def _by_hand(gathered: gather.Gathered, script: str) -> str:
     """Return the command that submits a prepared job; the script alone if no site can be read."""
     from hpcdet.jobs.script import submission
-    from hpcdet.site import from_resolved
+    from hpcdet.site_files.load_site import from_resolved
 
     try:
         return shlex.join(submission.argv(from_resolved(gathered.paths.site), Path(script)))

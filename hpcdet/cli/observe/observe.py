@@ -192,7 +192,7 @@ def _said(items: list[StatusView]) -> list[str]:
     """Return warnings: jobs that wait too long for a node, paused trials over their size limit."""
     waits = [
         f"{item.id} waits for the cluster since {wait.since}: {wait.reason}; "
-        "sinfo -R says which nodes are down and why"
+        "the scheduler says which nodes are down and why"
         for item in items
         for wait in item.waits
         if wait.long and item.health == "queued"

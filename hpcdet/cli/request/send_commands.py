@@ -77,7 +77,7 @@ def can_run(gathered: gather.Gathered, wanted: Mapping[str, Any]) -> None:
     from hpcdet.config.load import changing
     from hpcdet.jobs.checks import site_checks
     from hpcdet.jobs.script import requirements
-    from hpcdet.site.load_site import from_resolved
+    from hpcdet.site_files.load_site import from_resolved
 
     effective = changes.effective(gathered)
     changed = overrides.lay(effective, wanted)

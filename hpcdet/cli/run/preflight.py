@@ -21,7 +21,7 @@ from hpcdet.jobs import one_shot_job
 from hpcdet.jobs.create import create
 from hpcdet.jobs.script import launch
 from hpcdet.policy.codes import PolicyRefused
-from hpcdet.schedulers.local import processes
+from hpcdet.schedulers.common import processes
 from hpcdet.search import registry
 from hpcdet.search.api import events
 from hpcdet.search.methods.program import ProgramError

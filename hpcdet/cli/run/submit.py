@@ -27,7 +27,7 @@ from hpcdet.jobs.create import create, provenance
 from hpcdet.jobs.script import submission
 from hpcdet.read.views import views
 from hpcdet.read.views.views import StatusView
-from hpcdet.site import from_resolved
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.cost.budget import Budget
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import ExperimentState

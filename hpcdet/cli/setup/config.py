@@ -20,7 +20,7 @@ from hpcdet.errors import NotFound
 from hpcdet.read.experiment import changes, gather
 from hpcdet.read.lookup import find
 from hpcdet.read.views.items import text
-from hpcdet.site.load_site import walk
+from hpcdet.site_files.load_site import walk
 from hpcdet.store.config import resolved_config
 from hpcdet.store.fs import files, yaml12
 

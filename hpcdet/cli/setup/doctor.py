@@ -20,7 +20,7 @@ from hpcdet.jobs import one_shot_job
 from hpcdet.jobs.checks import machine_checks, site_checks
 from hpcdet.jobs.checks.site_checks import SiteFinding
 from hpcdet.jobs.script.environment import fold_defaults
-from hpcdet.schedulers.slurm import facts
+from hpcdet.schedulers import opening
 from hpcdet.site import Site, folders
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
@@ -87,7 +87,8 @@ def doctor_command(
 
 
 def _site(name: str | None) -> Iterator[SiteFinding]:
-    site, assumed = facts.resolved(settings().site(name))
+    found = settings().site(name)
+    site, assumed = opening.of(found).facts.resolved(found)
     yield SiteFinding("ok", f"site {site.name}: {site.reason}")
     if assumed:
         yield SiteFinding(

@@ -14,6 +14,7 @@ import click
 from hpcdet import shipped
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import UsageError
+from hpcdet.schedulers.common.backend import Backend
 
 
 @click.command("init", short_help="Make a folder with an example config and model.")
@@ -25,7 +26,7 @@ from hpcdet.errors import UsageError
     "script",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="SCRIPT",
-    help="Read a job script of Slurm into a config instead.",
+    help="Read a job script into a config instead.",
 )
 @click.option("-n", "--dry-run", is_flag=True, help="Only print what would be made.")
 def init_command(
@@ -74,17 +75,19 @@ def _from_script(folder: Path, script: Path, profile: str | None, dry_run: bool)
         UsageError: one of these files is there already.
     """
     from hpcdet.config import api as config
-    from hpcdet.jobs.script.job_script_import import translate
+    from hpcdet.schedulers import opening
     from hpcdet.store.config.resolved_config import dump
     from hpcdet.store.fs import yaml12
 
     target = folder / "experiment.yaml"
-    found = translate(yaml12.text(script), script.stem)
-    texts: dict[Path, str] = {}
     site = settings().site(profile)
+    text = yaml12.text(script)
+    reader = _reader(opening.of(site), text)
+    found = reader.script.translate(text, script.stem)
+    texts: dict[Path, str] = {}
     if found.setup:
         own = script.stem if script.stem != site.name else f"{script.stem}-setup"
-        extends = "generic-slurm" if site.fallback else site.name
+        extends = reader.facts.generic if site.fallback else site.name
         texts[folder / ".hpcdet" / "sites" / f"{own}.yaml"] = (
             f"# setup lines of {script.name}\n"
             + dump({"extends": extends, "setup": found.setup}).decode()
@@ -112,16 +115,25 @@ def _from_script(folder: Path, script: Path, profile: str | None, dry_run: bool)
     settings().note(f"next: cd {shlex.quote(str(folder))} && hpcdet submit {target.name} -n")
 
 
+def _reader(here: Backend, text: str) -> Backend:
+    """Return the backend whose directives a job script has; without any, that of this site."""
+    from hpcdet.schedulers import opening
+
+    known = [one for one in opening.every() if one.script.directive]
+    found = [one for one in known if f"\n{one.script.directive}" in f"\n{text}"]
+    return next(iter([*found, *([here] if here.script.directive else known)]))
+
+
 def _site_line(profile: str) -> str:
     """Return the line of a config that names an existing site.
 
     Raises:
         NotFound, ConfigError: it is not, or its file is wrong.
     """
-    from hpcdet import site
+    from hpcdet.site_files import load_site
     from hpcdet.store.config import resolved_config as config
 
-    site.load(profile)
+    load_site.load(profile)
     file = Path(profile).expanduser()
     path = os.sep in profile or file.suffix == ".yaml"  # found from any folder
     return config.dump({"site": str(file.absolute()) if path else profile}).decode()

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from hpcdet import site as sites
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_checks
 from hpcdet.read.views.items import text
-from hpcdet.schedulers.slurm import facts
-from hpcdet.site import Site, load_site
+from hpcdet.schedulers import opening
+from hpcdet.site import Site
+from hpcdet.site_files import load_site
 
 FINDINGS = (
     Column("", "level"),
@@ -24,7 +24,7 @@ FINDINGS = (
 
 def _resolved(site: Site, *, ask: bool = True, fresh: bool = False) -> Site:
     """Return the site completed with facts from its cluster; print a note on assumed ones."""
-    found, assumed = facts.resolved(site, ask=ask, fresh=fresh)
+    found, assumed = opening.of(site).facts.resolved(site, ask=ask, fresh=fresh)
     if assumed:
         settings().note(f"site {site.name}: {assumed}")
     return found
@@ -47,7 +47,7 @@ def ls(out: Output) -> None:
     \b
     Example: hpcdet site ls
     """
-    rows = [{"id": f.name, "scope": f.scope, "path": str(f.path)} for f in sites.names()]
+    rows = [{"id": f.name, "scope": f.scope, "path": str(f.path)} for f in load_site.names()]
     columns = (Column("NAME", "id"), Column("SCOPE", "scope"), Column("PATH", "path"))
     out.emit(rows, columns)
 

@@ -15,7 +15,7 @@ from hpcdet.cli.inputs.load_request import config_argument, request, setting_opt
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.jobs.script.render import search_path
 from hpcdet.site import Site
-from hpcdet.site.load_site import folders
+from hpcdet.site_files.load_site import folders
 
 SUFFIX = ".j2"
 

@@ -13,14 +13,14 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpcdet import launchers
+from hpcdet import launch_modules
 from hpcdet.config.check.problems import Problem
+from hpcdet.launchers import opening as launchers
 from hpcdet.store.config.resolved_config import Resolved
 
 _STARTS_RANKS = frozenset({"", "torch_distributed", "deepspeed"})
 """Launchers that start what hpcdet starts; "": ``determined.exec.harness``."""
-_OWN = {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "srun"}
-_OWN |= {"orterun", "prun", "mpirun.hydra", "mpiexec.hydra", "jsrun", "aprun", "ibrun"}
+_OWN = {"torchrun", "accelerate", "deepspeed", "horovodrun", "jsrun"}
 _OPTION = re.compile(r"-.*|[\d.]+[smhd]?")
 """An option of a wrapper, or a number after it: ``timeout -k 5 60s``, ``nice -n 5``."""
 _OWN_MODULES = re.compile(
@@ -44,7 +44,7 @@ def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
         What was found, and whether it is an error (else a warning).
     """
     given = values.get("entrypoint")
-    names = [launchers.name(module) for module in launchers.named(given)]
+    names = [launch_modules.name(module) for module in launch_modules.named(given)]
     for name in names:
         if name not in _STARTS_RANKS | {"horovod", "wrap_rank", "tensorflow"}:
             what = f"there is no determined.launch.{name}"
@@ -55,7 +55,7 @@ def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
             hint = "set resources.slots_per_trial to 1 (docs/guides/frameworks.md)"
             yield Problem("entrypoint", what, hint), True
             return
-    found = launchers.at_front(launchers.words(given))
+    found = launch_modules.at_front(launch_modules.words(given))
     if found is None:
         return
     if found.trial == "":
@@ -89,11 +89,11 @@ def _slots(values: Mapping[str, Any]) -> int:
 
 def errors(config: Resolved) -> Iterator[Problem]:
     """Yield launchers that would start processes in each of several ranks, or that are absent."""
-    if config.compat.determined == "off" and launchers.named(config.entrypoint):
+    if config.compat.determined == "off" and launch_modules.named(config.entrypoint):
         what = "determined.launch is not there with compat.determined: off"
         yield Problem("entrypoint", what, _FRAMEWORKS)
-    hides = launchers.hidden(config.entrypoint)
-    if hides and launchers.named(config.entrypoint):
+    hides = launch_modules.hidden(config.entrypoint)
+    if hides and launch_modules.named(config.entrypoint):
         what = f"{hides} hides hpcdet's launchers, which PYTHONPATH names"
         yield Problem("entrypoint", what, _PATH)
     ranks = config.resources.slots_per_trial
@@ -104,13 +104,13 @@ def errors(config: Resolved) -> Iterator[Problem]:
 
 def doubts(config: Resolved, written: Mapping[str, Any]) -> Iterator[Problem]:
     """Differences from Determined, for configs that were written for it."""
-    hides = launchers.hidden(config.entrypoint)
+    hides = launch_modules.hidden(config.entrypoint)
     if hides and config.compat.determined != "off":
         what = f"{hides} hides hpcdet's face of Determined: `import determined` will fail"
         yield Problem("entrypoint", f"{what} ({_PATH})")
     ranks = config.resources.slots_per_trial
-    alone = isinstance(config.entrypoint, str) and launchers.CLASS.fullmatch(config.entrypoint)
-    if ranks > 1 and not alone and not launchers.named(written.get("entrypoint")):
+    alone = isinstance(config.entrypoint, str) and launch_modules.CLASS.fullmatch(config.entrypoint)
+    if ranks > 1 and not alone and not launch_modules.named(written.get("entrypoint")):
         what = f"runs {ranks} times, once on each slot; Determined runs it once on each node"
         yield Problem("entrypoint", what)
 
@@ -119,13 +119,15 @@ def _own_launchers(entrypoint: str | list[str]) -> Iterator[str]:
     """Yield other launchers that run as a command, not those that are only mentioned."""
     for words in _commands(entrypoint):
         name = words[0].rpartition("/")[2]
-        if name in _OWN and (name != "accelerate" or words[1:2] == ["launch"]):
+        if name in _OWN | launchers.starters() and (
+            name != "accelerate" or words[1:2] == ["launch"]
+        ):
             yield name if name != "accelerate" else "accelerate launch"
         elif name in ("sh", "bash", "dash", "zsh") and "-c" in words[1:-1]:
             yield from _own_launchers(words[words.index("-c") + 1])
         elif name == "eval":
             yield from _own_launchers(" ".join(words[1:]))
-        elif launchers.PYTHON.fullmatch(name):
+        elif launch_modules.PYTHON.fullmatch(name):
             yield from _by_python(words)
 
 

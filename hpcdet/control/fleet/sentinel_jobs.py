@@ -29,7 +29,7 @@ def post(holder: Holder, seen: FleetView) -> None:
     Raises:
         Fenced: the term ended meanwhile.
     """
-    if not succession.dependency(holder.hands.site):
+    if not succession.after_end(holder.hands.site):
         return
     if not holder.submits or holder.hold or holder.hands.clock() < holder.pace.throttled_until:
         return

@@ -15,7 +15,9 @@ from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import Unavailable
+from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import Prunes, Remembers, Scheduler, Task, TaskState, WaitKind
+from hpcdet.site import Site
 from hpcdet.store.decisions import lease
 from hpcdet.store.fs import files
 
@@ -47,8 +49,8 @@ def tell(holder: Holder, seen: FleetView) -> None:
 def note_unlaunched(holder: Holder, seen: FleetView) -> None:
     """Record the failed launches of tasks that may not be requeued.
 
-    Slurm has canceled them: they were given nodes, and their script never ran. A script that its
-    user cancels, before or after its worker starts, ends by a signal.
+    The scheduler has canceled them: they were given nodes, and their script never ran. A script
+    that its user cancels, before or after its worker starts, ends by a signal.
     """
     for place in seen.places:
         if place.phase != "over" or place.submission <= holder.decided.user.resumed_after:
@@ -96,7 +98,7 @@ def _launch_failed(holder: Holder, row: Task, submission: int) -> None:
     holder.fence()
     _cancel(holder.hands.scheduler, row)
     on = f" on {', '.join(nodes)}" if nodes else ""
-    holder.actions.append(f"cancel {_name(row)}: {row.reason}{on}")
+    holder.actions.append(f"cancel {_name(holder.hands.site, row)}: {row.reason}{on}")
 
 
 def _unlaunched(
@@ -121,12 +123,13 @@ def _cancel(scheduler: Scheduler, row: Task) -> None:
         scheduler.cancel(row.job)
 
 
-def _name(row: Task) -> str:
-    return f"job {row.job}" if row.index < 0 else f"task {row.job}_{row.index}"
+def _name(site: Site, row: Task) -> str:
+    names = opening.of(site).names
+    return f"job {row.job}" if row.index < 0 else f"task {names.task_id(row.job, row.index)}"
 
 
 def _is_held(decided: Decided, job: str) -> bool:
-    """True if the user has held the job; Slurm shows an administrator's hold as such."""
+    """True if the user has held the job; some schedulers show an administrator's hold as such."""
     return decided.user.held or decided.jobs.holds.get(job, False)
 
 

@@ -17,6 +17,7 @@ from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView, TaskPlace, Watch
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.script import lanes, succession
+from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import (
     PerHost,
     Prunes,
@@ -137,6 +138,7 @@ def cancel_surplus(holder: Holder, places: Iterable[TaskPlace], surplus: int) ->
         Fenced: the term ended meanwhile.
     """
     waiting = [p for p in places if p.phase == "pending" and p.worker is None and p.job]
+    names = opening.of(holder.hands.site).names
     try:
         for place in waiting[::-1][:surplus]:
             key = ("cancel", place.job, place.index)
@@ -144,7 +146,9 @@ def cancel_surplus(holder: Holder, places: Iterable[TaskPlace], surplus: int) ->
                 holder.fence()
                 holder.hands.scheduler.cancel(place.job, place.index)
                 holder.written[key] = True
-                holder.actions.append(f"cancel task {place.job}_{place.index}: not needed any more")
+                holder.actions.append(
+                    f"cancel task {names.task_id(place.job, place.index)}: not needed any more"
+                )
     except Unavailable as error:
         later(holder, error.what)
 
@@ -208,7 +212,7 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
     for most in (limits.max_submit, able.max_submit):
         if most is not None:
             room = most - live
-            behind = room > 1 and bool(spared or succession.dependency(holder.hands.site))
+            behind = room > 1 and bool(spared or succession.after_end(holder.hands.site))
             width = min(width, room - behind)  # one is the small job behind the array
     if not able.arrays:
         width = min(width, 1)

@@ -19,17 +19,23 @@ class FleetFiles:
     """
 
     def __init__(
-        self, paths: ExperimentPaths, busy_every_s: float, clock: Callable[[], float]
+        self,
+        paths: ExperimentPaths,
+        busy_every_s: float,
+        clock: Callable[[], float],
+        job_of: Callable[[str], str],
     ) -> None:
         """Look at an experiment's files.
 
         Args:
+            job_of: returns the job of a task, by the task's id.
             busy_every_s: seconds between checks for the end of a worker that has open attempts.
         """
         self.newest: dict[tuple[int, int], WorkerPaths] = {}
         self._paths = paths
         self._busy_every_s = busy_every_s
         self._clock = clock
+        self._job_of = job_of
         self._settled: dict[int, tuple[Intent, Submitted]] = {}
         self._known: dict[str, WorkerPaths] = {}
         self._left: dict[tuple[int, int, int], WorkerEnd] = {}
@@ -97,7 +103,7 @@ class FleetFiles:
         for (submission, _), worker in self.newest.items():
             claim = WorkerClaim.read(worker.claim) if submission == number else None
             if claim is not None:
-                return claim.job.partition("_")[0]
+                return self._job_of(claim.job)
         return ""
 
     def _was_asked(self, worker: str) -> bool:

@@ -90,9 +90,9 @@ class Hands:
     def of(cls, paths: ExperimentPaths) -> Hands:
         """Open the tools that the experiment's files name."""
         from hpcdet.jobs.script import submission
-        from hpcdet.schedulers.open_backend import open_scheduler
+        from hpcdet.schedulers.opening import open_scheduler
         from hpcdet.search.registry import searcher
-        from hpcdet.site import from_resolved
+        from hpcdet.site_files.load_site import from_resolved
 
         held = hold(paths.root)  # what is checked is what runs: the program, the hook
         opened = held.paths

@@ -14,6 +14,7 @@ from typing import Literal
 
 from hpcdet.control.leader.fleet_files import FleetFiles
 from hpcdet.control.leader.scheduler_answers import SchedulerAnswers
+from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import Job, Scheduler, Task, TaskState
 from hpcdet.site.models import Site
 from hpcdet.store.folder import home
@@ -122,7 +123,7 @@ class Watch:
         clock: Callable[[], float],
     ) -> None:
         poll_min_s = site.limits.poll_min_s
-        self.files = FleetFiles(paths, BUSY * poll_min_s, clock)
+        self.files = FleetFiles(paths, BUSY * poll_min_s, clock, opening.of(site).names.job_of)
         self.scheduler = SchedulerAnswers(scheduler, poll_min_s, clock)
         self.left_behind = home.left_behind(paths)
         self._site = site

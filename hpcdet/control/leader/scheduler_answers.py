@@ -86,7 +86,7 @@ class SchedulerAnswers:
         self._hasten()
 
     def _hasten(self) -> None:
-        """Let requeued tasks start before Slurm's two minutes are over; asked once each."""
+        """Let requeued tasks start before the scheduler's delay is over; asked once each."""
         if not isinstance(self._scheduler, Hastens):
             return
         for row in self._all():

@@ -20,7 +20,7 @@ from hpcdet.errors import IntegrityError, Unavailable, UsageError
 from hpcdet.jobs.create import create
 from hpcdet.search.api import codec
 from hpcdet.search.api import events as api
-from hpcdet.site import from_resolved
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.overrides import OF_SEARCH
 from hpcdet.store.decisions import chain

@@ -10,7 +10,7 @@ from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.errors import ConfigError
-from hpcdet.jobs.script import options, requirements
+from hpcdet.jobs.script import requirements
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -80,7 +80,8 @@ def _refuse_undoing(holder: Holder, changed: Mapping[str, Any]) -> None:
     hands = holder.hands
     required = requirements.of_experiment(hands.resolved, holder.paths, hands.site)
     if required is not None:
-        options.refuse_undoing(overrides.lay(holder.resolved, changed), required)
+        changed_config = overrides.lay(holder.resolved, changed)
+        requirements.refuse_undoing(changed_config, hands.site, required)
 
 
 def _refusal(paths: ExperimentPaths, decided: Decided, command: Command) -> str:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import TaskPlace
 from hpcdet.errors import HpcdetError, Unavailable
+from hpcdet.schedulers import opening
+from hpcdet.schedulers.common.backend import NamesFace
 from hpcdet.schedulers.common.base import Accounts, Job, Usage
 from hpcdet.store.config import resolved_config
 from hpcdet.store.cost import spending
@@ -64,13 +66,15 @@ def charge(holder: Holder, places: Sequence[TaskPlace]) -> None:
         return
     live = {place.submission for place in places if place.phase != "over"}
     try:
-        found = list(_due(holder.paths, holder.spending, live, holder.watch.files.has_left))
-        fresh = _ask(holder.spending, scheduler, found) if found else ([], [])
+        names = opening.of(holder.hands.site).names
+        left = holder.watch.files.has_left
+        found = list(_due(holder.paths, holder.spending, live, left, names))
+        fresh = _ask(holder.spending, scheduler, found, names) if found else ([], [])
         if any(fresh):
             holder.fence()
             holder.spending.book.write(*fresh)
     except Unavailable as error:
-        if holder.written.get(("accounting",)) != error.what:  # once, where a node has no sacct
+        if holder.written.get(("accounting",)) != error.what:  # once, where a node cannot ask
             holder.written["accounting",] = error.what
             holder.actions.append(f"accounting asked again later: {error.what}")
 
@@ -83,24 +87,32 @@ def settle(paths: ExperimentPaths) -> None:
     """
     if Closed.read(paths.closed) is None:
         return
-    from hpcdet.schedulers.open_backend import open_scheduler
-    from hpcdet.site import from_resolved
+    from hpcdet.site_files.load_site import from_resolved
 
     try:
-        scheduler = open_scheduler(from_resolved(paths.site))
+        backend = opening.of(site := from_resolved(paths.site))
+        scheduler, names = backend.control(site), backend.names
         if not isinstance(scheduler, Accounts):
             return
         reader = Spending(paths, resolved_config.load(paths.config))
-        found = list(_due(paths, reader, set(), lambda one: WorkerEnd.read(one.end) is not None))
-        fresh = _ask(reader, scheduler, found) if found else ([], [])
+        found = list(_due(paths, reader, set(), _has_ended, names))
+        fresh = _ask(reader, scheduler, found, names) if found else ([], [])
         if any(fresh):
             reader.book.write(*fresh)
     except (HpcdetError, OSError):
         return
 
 
+def _has_ended(worker: WorkerPaths) -> bool:
+    return WorkerEnd.read(worker.end) is not None
+
+
 def _due(
-    paths: ExperimentPaths, reader: Spending, live: set[int], left: Callable[[WorkerPaths], bool]
+    paths: ExperimentPaths,
+    reader: Spending,
+    live: set[int],
+    left: Callable[[WorkerPaths], bool],
+    names: NamesFace,
 ) -> Iterator[_Due]:
     charged = {one.worker for one in reader.book.read()}
     there: dict[int, list[WorkerPaths]] = {}
@@ -117,14 +129,14 @@ def _due(
         submitted = Submitted.read(paths.submitted(number))
         job = submitted.job if submitted is not None else ""
         if not job and claims:  # given to the scheduler by hand
-            job = claims[0][1].job.partition("_")[0]
+            job = names.job_of(claims[0][1].job)
         if job:
             at = submitted.at if submitted is not None else ""
             yield _Due(number, Job(job, 1, at), claims, over)
 
 
 def _ask(
-    reader: Spending, scheduler: Accounts, found: Sequence[_Due]
+    reader: Spending, scheduler: Accounts, found: Sequence[_Due], names: NamesFace
 ) -> tuple[list[Charge], list[int]]:
     """Return the new charges and the submissions that they settle."""
     said = scheduler.usage([one.job for one in found])
@@ -135,11 +147,11 @@ def _ask(
         runs = said.get(one.job.job)
         if runs is None:
             continue
-        runs = [run for run in runs if (_name(run), run.start) not in known]
+        runs = [r for r in runs if (names.task_id(r.job, r.index), r.start) not in known]
         by_run = _matched(one, runs)
         told = [run for run in runs if run.end is not None]
         told = [run for run in told if run in by_run or _is_past(run)]
-        charges += [_charge(reader, one, run, by_run.get(run)) for run in told]
+        charges += [_charge(reader, one, run, by_run.get(run), names) for run in told]
         matched = {worker.name for worker in by_run.values()}
         missing = [claim for worker, claim in one.workers if worker.name not in matched]
         is_late = all(time.time() - spending.epoch(each.at) > PATIENCE_S for each in missing)
@@ -171,14 +183,13 @@ def _is_past(run: Usage) -> bool:
     return run.end is not None and time.time() - run.end > LATE_S
 
 
-def _charge(reader: Spending, one: _Due, run: Usage, worker: WorkerPaths | None) -> Charge:
+def _charge(
+    reader: Spending, one: _Due, run: Usage, worker: WorkerPaths | None, names: NamesFace
+) -> Charge:
     """Return a run's charge; slots are the GPUs that accounting names, else those requested."""
     nodes = next((claim.nodes for each, claim in one.workers if each == worker), [])
     name = worker.name if worker is not None else ""
     slots = run.gpus or reader.slots.of(name or f"{one.number}-", nodes) * reader.resolved.lanes
     assert run.end is not None
-    return Charge(name, _name(run), slots, run.start, run.end, slots * run.elapsed_s)
-
-
-def _name(run: Usage) -> str:
-    return f"{run.job}_{run.index}"
+    task = names.task_id(run.job, run.index)
+    return Charge(name, task, slots, run.start, run.end, slots * run.elapsed_s)

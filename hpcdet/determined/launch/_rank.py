@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hpcdet import launchers
+from hpcdet import launch_modules
 from hpcdet.errors import ConfigError
 from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import Ranks
@@ -29,7 +29,7 @@ def become(launcher: str, arguments: Sequence[str]) -> NoReturn:
     Raises:
         ConfigError: there is no command, or this is no rank of hpcdet's.
     """
-    found = launchers.read(launcher, arguments)
+    found = launch_modules.read(launcher, arguments)
     if found.trial is not None:
         raise ConfigError(
             "--trial names a class",

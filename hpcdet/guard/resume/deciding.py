@@ -13,8 +13,8 @@ from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.policy.ledger import records
 from hpcdet.policy.provenance.chains import SourceChain
-from hpcdet.policy.statements import node_name
 from hpcdet.process.console import say
+from hpcdet.process.ranks import node_name
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.fs import files

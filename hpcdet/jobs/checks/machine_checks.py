@@ -13,15 +13,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs.checks.site_checks import SiteFinding
-from hpcdet.jobs.script.launch import clean_environment
-from hpcdet.site import folders, from_resolved
-from hpcdet.site.models import Launcher
+from hpcdet.jobs.script.environment import for_step
+from hpcdet.launchers import opening as launchers
+from hpcdet.site import Site, folders
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 
@@ -136,26 +137,29 @@ def folder(root: Path) -> Iterator[SiteFinding]:
         yield SiteFinding("warning", what, "a trial needs 60", "room")
 
 
-def launcher(chosen: Launcher) -> Iterator[SiteFinding]:
+def launcher(site: Site, partition: str | None) -> Iterator[SiteFinding]:
     """Check that the launcher starts a process inside this allocation."""
-    if chosen.kind == "local":
+    view = site.view(partition)
+    kind = launchers.kind_of(site, view)
+    chosen, given = launchers.launcher(kind), view.launcher
+    if not chosen.command:
         yield SiteFinding("ok", "ranks are processes of the worker", check="launcher")
         return
-    options = {"srun": ["--mpi=none", "--ntasks=1", "--input=none"], "mpirun": ["-np", "1"]}
-    argv = [chosen.kind, *options[chosen.kind], *chosen.args, sys.executable, "-Pc", _HOST]
-    code, said = _run(argv)
+    program = given.command or chosen.command
+    argv = [program, *chosen.alone, *given.args, sys.executable, "-Pc", _HOST]
+    code, said = _run(argv, for_step(os.environ, site))
     if code:
         hint = "launcher in the site file: kind and args"
-        yield SiteFinding("error", f"{chosen.kind}: {_last(said)}", hint, "launcher")
+        yield SiteFinding("error", f"{program}: {_last(said)}", hint, "launcher")
     else:
-        yield SiteFinding("ok", f"{chosen.kind} starts a rank on {_last(said)}", check="launcher")
+        yield SiteFinding("ok", f"{program} starts a rank on {_last(said)}", check="launcher")
 
 
 def _python(code: str, *arguments: str) -> tuple[int, str]:
     return _run([sys.executable, "-Pc", code, *arguments])
 
 
-def _run(argv: list[str]) -> tuple[int, str]:
+def _run(argv: list[str], environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
     """Exit code and what was printed, at most ``_LIMIT_S`` seconds later."""
     try:
         done = subprocess.run(
@@ -163,7 +167,7 @@ def _run(argv: list[str]) -> tuple[int, str]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=clean_environment(os.environ),
+            env=environ,
             text=True,
             errors="replace",
             timeout=_LIMIT_S,
@@ -200,7 +204,7 @@ def main(argv: list[str]) -> int:
         *guarded("files", lambda: folder(place.parent)),
         *(guarded("files", lambda: folder(apart)) if apart else ()),
         *guarded("visibility", seen),
-        *guarded("launcher", lambda: launcher(site.view(partition).launcher)),
+        *guarded("launcher", lambda: launcher(site, partition)),
     ]
     print(json.dumps([asdict(finding) for finding in found]))
     return 0

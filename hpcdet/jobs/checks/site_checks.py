@@ -20,26 +20,25 @@ from hpcdet.errors import ConfigError, HpcdetError, Unavailable
 from hpcdet.jobs.checks import quota
 from hpcdet.jobs.create.code_drift import code_differs
 from hpcdet.jobs.script import requirements
-from hpcdet.jobs.script.options import chosen, duration, parse, refuse_undoing
 from hpcdet.jobs.script.render import render
-from hpcdet.jobs.script.requirements import NodeRequest
-from hpcdet.schedulers.common.base import HasFeatures
-from hpcdet.schedulers.open_backend import open_scheduler
-from hpcdet.schedulers.slurm.slurm_text import PartitionInfo
+from hpcdet.launchers import opening as launchers
+from hpcdet.schedulers import opening
+from hpcdet.schedulers.common.base import HasFeatures, PartitionInfo, Queues
+from hpcdet.schedulers.common.request import NodeRequest
+from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import PartitionView, Site, folders
-from hpcdet.site.models import Launcher
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import trust
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
+from hpcdet.units import clock_time
 
 __all__ = ["SiteFinding", "code_differs", "login_node", "preflight", "site_findings"]
 
 _LOGIN = re.compile(r"^(?:login|head|front|submit|access|gateway)", re.IGNORECASE)
 _SUSPENDS = "suspends jobs (PreemptMode SUSPEND or GANG), which is not supported"
 _CHOOSE = "choose a partition where jobs are requeued or canceled instead"
-_LAUNCHERS = {"srun": "srun", "mpirun": "mpirun"}
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,9 @@ def preflight(
             hint="jobs would run here: use --site local if that is intended",
         )
     if required is not None:
-        refuse_undoing(experiment, required)
+        requirements.refuse_undoing(experiment, site, required)
     view = site.view(experiment.resources.resource_pool)
-    if site.scheduler == "slurm":
-        parse(experiment.slurm.sbatch_args)
+    opening.of(site).script.check(experiment.user_options(site.scheduler))
     _refuse_unknown_pool(experiment.resources.resource_pool, site)
     said: list[str] = []
     partition = None
@@ -108,7 +106,7 @@ def preflight(
     if partition is not None and not partition.up:
         said.append(f"partition {partition.name} is down: jobs wait there until it is up")
     _refuse_impossible(experiment.resources, experiment.lanes, view, partition)
-    said += _fabric(experiment, site, view.launcher)
+    said += _fabric(experiment, site, view)
     size = quota.former(root, experiment.name)
     stores = [place for place in (root, folders.scratch(site, root)) if place]
     fits = [text for place in stores for text in quota.warnings(experiment, site, place, size)]
@@ -127,16 +125,18 @@ def login_node() -> str:
 def site_findings(site: Site) -> list[SiteFinding]:
     """Try a site: its template, its scheduler, its partitions, its launcher."""
     findings = [_template(site), *_scheduler(site), *_places(site), *_governed(site)]
-    launchers = {
-        site.launcher.kind,
-        *(p.launcher.kind for p in site.partitions.values() if p.launcher),
-    }
-    for kind in sorted(launchers & _LAUNCHERS.keys()):
-        path = shutil.which(_LAUNCHERS[kind])
+    views = (site.view(), *(site.view(name) for name in site.partitions))
+    programs = {view.launcher.command or _program(site, view) for view in views}
+    for kind in sorted(programs - {""}):
+        path = shutil.which(kind)
         hint = "" if path else "it may be on the nodes only, or come with a module"
         level: Literal["ok", "warning"] = "ok" if path else "warning"
         findings.append(SiteFinding(level, f"launcher {kind}: {path or 'not on PATH here'}", hint))
     return findings + [SiteFinding("warning", text) for text in _crank(site)]
+
+
+def _program(site: Site, view: PartitionView) -> str:
+    return launchers.launcher(launchers.kind_of(site, view)).command
 
 
 def _places(site: Site) -> list[SiteFinding]:
@@ -167,14 +167,22 @@ def _governed(site: Site) -> list[SiteFinding]:
     except HpcdetError:
         return found  # that it does not answer is said elsewhere
     for name, asked in governance.capabilities.items():
-        features = (asked.slurm and asked.slurm.constraint) or ""
-        wanted = set(features.split("&")) - {""}
+        mine = {name: asked.get(site.scheduler) or {}}
+        try:
+            wanted = set(opening.of(site).script.node_request([name], mine, site.name).features)
+        except HpcdetError as error:
+            found.append(SiteFinding("error", f"capability {name}: {error.what}", error.hint))
+            continue
         parts = [f"{one.nodes} in {one.partition}" for one in groups if wanted <= one.features]
         if parts:
             found.append(SiteFinding("ok", f"capability {name}: nodes: {', '.join(parts)}"))
         elif groups:
             what = f"capability {name}: no node has {', '.join(sorted(wanted))}"
-            found.append(SiteFinding("error", what, "Features= of the nodes in slurm.conf"))
+            found.append(
+                SiteFinding(
+                    "error", what, "the features of the nodes in the scheduler's configuration"
+                )
+            )
     return found
 
 
@@ -226,11 +234,8 @@ def _scheduler(site: Site) -> list[SiteFinding]:
 
 
 def _partitions(site: Site) -> list[PartitionInfo]:
-    if site.scheduler != "slurm":
-        return []
-    from hpcdet.schedulers.slurm.slurm import SlurmScheduler
-
-    return SlurmScheduler(site).partitions()
+    scheduler = open_scheduler(site)
+    return scheduler.partitions() if isinstance(scheduler, Queues) else []
 
 
 def _refuse_unknown_pool(pool: str | None, site: Site) -> None:
@@ -278,10 +283,13 @@ def _refuse_nowhere(
     scheduler = open_scheduler(site)
     if required is None or not isinstance(scheduler, HasFeatures):
         return
-    asked = chosen(experiment).get("partition") or view.directives.get("partition")
-    place = required.partition or (str(asked) if asked else None)
+    user = experiment.user_options(site.scheduler)
+    asked = opening.of(site).script.place(experiment.resources.resource_pool, user)
+    place = required.settings.get("partition") or asked or view.directives.get("partition")
     need = experiment.resources.least_nodes
-    requirements.refuse_unsatisfiable(required, place, need, scheduler.node_groups())
+    requirements.refuse_unsatisfiable(
+        required, str(place) if place else None, need, scheduler.node_groups()
+    )
 
 
 def _refuse_impossible(
@@ -292,9 +300,9 @@ def _refuse_impossible(
     name = partition.name if partition else view.name or "default"
     if need.walltime_s is not None and limit is not None and need.walltime_s > limit:
         raise ConfigError(
-            f"{duration(need.walltime_s)} is over the limit of partition {name}",
+            f"{clock_time(need.walltime_s)} is over the limit of partition {name}",
             where="resources.walltime_s",
-            hint=f"at most {duration(limit)}; trials go on in the next allocation by themselves",
+            hint=f"at most {clock_time(limit)}; trials go on in the next allocation by themselves",
         )
     slots = need.slots_per_node * lanes
     if view.slots_per_node is not None and slots > view.slots_per_node:
@@ -318,23 +326,15 @@ def _refuse_impossible(
         )
 
 
-def _fabric(experiment: Resolved, site: Site, launcher: Launcher) -> list[str]:
+def _fabric(experiment: Resolved, site: Site, view: PartitionView) -> list[str]:
     """Check that ranks with MPI can be started, as far as is visible from here."""
     if experiment.distributed.backend != "mpi" or experiment.resources.slots_per_trial == 1:
         return []
     where = "distributed.backend: mpi"
-    if launcher.kind == "local":
-        raise ConfigError(
-            "this launcher starts processes without MPI",
-            where=where,
-            hint="site file: launcher: {kind: mpirun} (docs/guides/sites.md); or backend: auto",
-        )
-    if launcher.kind == "srun" and "--mpi=none" in launcher.args:
-        raise ConfigError(
-            "the site's launcher has --mpi=none, which keeps MPI from srun's ranks",
-            where=where,
-            hint="--mpi=pmix or --mpi=pmi2 (`srun --mpi=list` names what there is)",
-        )
+    launcher = launchers.launcher(launchers.kind_of(site, view))
+    what, hint = launcher.objection_to_mpi(view.launcher.args)
+    if what:
+        raise ConfigError(what, where=where, hint=hint)
     python = experiment.environment.python or site.python or sys.executable
     if python != sys.executable:
         return []

@@ -18,7 +18,9 @@ from hpcdet.jobs.script.render import search_path
 from hpcdet.policy import experiment_policy, named_policy
 from hpcdet.policy.keys import key_files
 from hpcdet.policy.memorization import twin_keys
-from hpcdet.site import Site, folders, from_resolved, load_site
+from hpcdet.site import Site, folders
+from hpcdet.site_files import load_site
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import home, scratch, trust
 from hpcdet.store.folder.held_folder import hold

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hpcdet.errors import ConfigError
-from hpcdet.schedulers.local.local import accelerators, shared_slots
+from hpcdet.schedulers import opening
+from hpcdet.schedulers.common.machine import accelerators
 from hpcdet.site.models import PartitionView, Site
 from hpcdet.store.config import overrides
 from hpcdet.store.config.placement import Resources
@@ -55,8 +56,7 @@ def _fitting(need: Resources, site: Site, view: PartitionView) -> int:
         found.append(view.slots_per_node // need.slots_per_node)
     if view.cpus_per_node is not None:
         found.append(view.cpus_per_node // cpus)
-    if not found and site.scheduler == "local":
-        slots = site.slots or shared_slots()
+    if not found and (slots := opening.of(site).facts.slots_here(site)) is not None:
         found.append(slots // need.slots_per_node)
     if not found:
         raise ConfigError(

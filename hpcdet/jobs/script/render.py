@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import os
-import re
 import shlex
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +23,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hpcdet import shipped
 from hpcdet.errors import ConfigError
-from hpcdet.jobs.script import environment, options, requirements, succession
-from hpcdet.jobs.script.requirements import NodeRequest
+from hpcdet.jobs.script import environment, requirements, succession
+from hpcdet.schedulers import opening
+from hpcdet.schedulers.common.request import NodeRequest, ScriptRequest, UserOptions
 from hpcdet.site import PartitionView, Site
-from hpcdet.site.load_site import folders as template_folders
+from hpcdet.site_files.load_site import folders as template_folders
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import trust
@@ -36,10 +37,6 @@ from hpcdet.store.fs import files
 
 if TYPE_CHECKING:
     from hpcdet.policy.compiled import CompiledPolicy
-
-_HETJOB = re.compile(r"^#SBATCH\s+(?:het|pack)job\b", re.MULTILINE)
-SENTINEL = "slurm/sentinel.sbatch.j2"
-TEMPLATES = {"slurm": "slurm/worker.sbatch.j2", "local": "local/worker.sh.j2"}
 
 
 def search_path(site: Site) -> list[Path]:
@@ -93,6 +90,20 @@ def quote(value: Any) -> str:
     return shlex.quote(str(value))
 
 
+@dataclass(frozen=True)
+class OtherCommand:
+    """What runs in the place of a worker.
+
+    Attributes:
+        user: options in the place of the experiment's; None: those.
+        behind: a job that must have ended.
+    """
+
+    argv: Sequence[str]
+    user: UserOptions | None = None
+    behind: str = ""
+
+
 def render(
     experiment: Resolved,
     site: Site,
@@ -100,7 +111,7 @@ def render(
     paths: ExperimentPaths,
     environ: Mapping[str, str] | None = None,
     *,
-    command: Sequence[str] = (),
+    command: OtherCommand | None = None,
     of: ExperimentPaths | None = None,
     policy: CompiledPolicy | None = None,
 ) -> str:
@@ -118,9 +129,8 @@ def render(
         ConfigError: no template, a template that is wrong (with its line), a name in it that
             nothing defines, or options that cannot be.
     """
-    if site.scheduler not in TEMPLATES:
-        raise ConfigError(f"there is no {site.scheduler} backend yet", where=f"site {site.name}")
-    name = SENTINEL if intent.watches else TEMPLATES[site.scheduler]
+    script = opening.of(site).script
+    name = script.sentinel if intent.watches else script.worker
     record = _recorded(of or paths)
     folders = search_path(site) if record is None else [Path(path) for path in record["templates"]]
     jinja = engine(folders)
@@ -133,19 +143,23 @@ def render(
         else requirements.of_policy(policy, site)
     )
     try:
-        values = variables(jinja, experiment, site, view, intent, paths, environ, required=required)
-        if command:  # it is no worker, in whose place others would go on
-            values |= {"worker": list(command), "handover": None}
+        user, behind = experiment.user_options(site.scheduler), ""
+        if command is not None:
+            user, behind = command.user or user, command.behind
+        asked = request(
+            jinja, experiment, site, view, intent, paths, user, behind=behind, required=required
+        )
+        values = variables(experiment, site, intent, paths, environ, asked)
+        values["options"] = script.options(asked)
+        if command is not None:  # it is no worker, in whose place others would go on
+            values |= {"worker": list(command.argv), "handover": None}
         text = jinja.get_template(name).render(values)
     except TemplateNotFound as error:
         where = ":".join(str(folder) for folder in folders)
         raise ConfigError(f"no template {error.name}", where=where) from error
     except TemplateError as error:
         raise ConfigError(f"the template fails: {error}", where=_place(error, name)) from error
-    if _HETJOB.search(text):
-        raise ConfigError(
-            "heterogeneous jobs (hetjobs) are not supported", where=f"template {name}"
-        )
+    script.refuse(text, name)
     return text
 
 
@@ -159,36 +173,81 @@ def _place(error: TemplateError, name: str) -> str:
     return f"{file}:{line}" if line else str(file)
 
 
-def variables(
+def request(
     jinja: ImmutableSandboxedEnvironment,
     experiment: Resolved,
     site: Site,
     view: PartitionView,
     intent: Intent,
     paths: ExperimentPaths,
-    environ: Mapping[str, str],
+    user: UserOptions,
     *,
+    behind: str = "",
     required: NodeRequest | None = None,
+) -> ScriptRequest:
+    """Return what a submission asks the scheduler for."""
+    need, lanes = experiment.resources, experiment.lanes
+    size = _size(experiment, user)
+    directives = {
+        name: jinja.from_string(value).render(size) if isinstance(value, str) else value
+        for name, value in view.directives.items()
+    }
+    memory = need.memory_per_slot
+    per_node = need.slots_per_node * lanes
+    return ScriptRequest(
+        name=intent.name,
+        tag=intent.tag,
+        tasks=intent.tasks,
+        throttle=intent.throttle,
+        nodes=need.nodes,
+        least_nodes=need.least_nodes,
+        ranks_per_node=per_node,
+        cpus_per_rank=need.cpus_per_slot,
+        memory_per_node=None if memory is None else memory * per_node,
+        walltime_s=need.walltime_s,
+        folder=paths.root,
+        output=paths.job_log(intent.number),
+        view=dataclasses.replace(view, directives=directives),
+        exclude=tuple(intent.exclude),
+        held=intent.held,
+        after=tuple(intent.after),
+        behind=behind,
+        watches=intent.watches,
+        after_end=succession.after_end(site) if intent.watches else "",
+        signal_lead_s=site.limits.signal_lead_s,
+        pool=need.resource_pool,
+        user=user,
+        required=required,
+    )
+
+
+def _size(experiment: Resolved, user: UserOptions) -> dict[str, Any]:
+    need, lanes = experiment.resources, experiment.lanes
+    return {
+        "nodes": need.nodes,
+        "lanes": lanes,
+        "slots_per_node": need.slots_per_node * lanes,
+        "slots": need.slots_per_trial * lanes,
+        "cpus_per_slot": need.cpus_per_slot,
+        "gpu_type": user.gpu_type,
+    }
+
+
+def variables(
+    experiment: Resolved,
+    site: Site,
+    intent: Intent,
+    paths: ExperimentPaths,
+    environ: Mapping[str, str],
+    asked: ScriptRequest,
 ) -> dict[str, Any]:
     """Return the values for a worker's template; ``templates/README.md`` lists them."""
-    need, side_by_side = experiment.resources, experiment.lanes
-    size = {
-        "nodes": need.nodes,
-        "lanes": side_by_side,
-        "slots_per_node": need.slots_per_node * side_by_side,
-        "slots": need.slots_per_trial * side_by_side,
-        "cpus_per_slot": need.cpus_per_slot,
-        "gpu_type": experiment.slurm.gpu_type,
-    }
     python = experiment.environment.python or site.python or sys.executable
     # before the experiment exists (`submit --dry-run`) there is nothing to wait for
     digest = resolved_config.digest(paths.config) if paths.config.exists() else ""
     place = [str(paths.root), "--submission", str(intent.number)]
-    collect = options.collect
-    if intent.watches:
-        collect = functools.partial(options.of_sentinel, dependency=succession.dependency(site))
     return {
-        **size,
+        **_size(experiment, asked.user),
         "experiment": {"id": paths.id, "root": str(paths.root), "closed": str(paths.closed)},
         "job": {
             "number": intent.number,
@@ -198,24 +257,15 @@ def variables(
             "throttle": intent.throttle,
             "logs": str(paths.job_log(intent.number)),
         },
-        "options": collect(
-            experiment,
-            view,
-            intent,
-            paths,
-            signal_lead_s=site.limits.signal_lead_s,
-            expand=lambda text: jinja.from_string(text).render(size),
-            required=required,
-        ),
         "site": site.name,
         "requeue": site.capabilities.requeue == "user" and not intent.watches,
         "kill_wait_s": site.limits.kill_wait_s,
         "signal_lead_s": site.limits.signal_lead_s,
-        "walltime_s": need.walltime_s,
-        "setup": list(view.setup),
+        "walltime_s": experiment.resources.walltime_s,
+        "setup": list(asked.view.setup),
         "env": {
             **environ,
-            **view.env,
+            **asked.view.env,
             **experiment.environment.environment_variables,
         },
         "python": python,

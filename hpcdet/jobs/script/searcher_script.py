@@ -6,10 +6,10 @@ import dataclasses
 import sys
 
 from hpcdet.jobs.script import render, submission
-from hpcdet.jobs.script.options import SIZES
+from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import Submission
+from hpcdet.schedulers.common.request import UserOptions
 from hpcdet.site import Site
-from hpcdet.site.models import Directives
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
@@ -41,11 +41,13 @@ def build(paths: ExperimentPaths, intent: Intent, experiment: Resolved, site: Si
     python = experiment.environment.python or site.python or sys.executable
     command = [python, "-Pm", "hpcdet.control.searcher_job", str(paths.root)]
     text = render.render(
-        _small(experiment, intent, site),
+        _small(experiment, site),
         _site(site),
         dataclasses.replace(intent, watches=""),
         where,
-        command=[*command, "--number", str(intent.number)],
+        command=render.OtherCommand(
+            [*command, "--number", str(intent.number)], UserOptions(), intent.watches
+        ),
         of=paths,
     )
     script = where.script(intent.number)
@@ -55,7 +57,7 @@ def build(paths: ExperimentPaths, intent: Intent, experiment: Resolved, site: Si
     return Submission(intent.name, intent.tag, script, 1, 1, argv=argv)
 
 
-def _small(experiment: Resolved, intent: Intent, site: Site) -> Resolved:
+def _small(experiment: Resolved, site: Site) -> Resolved:
     """The experiment's config with the resources of the searcher's job."""
     job = site.searcher_job
     resources = dataclasses.replace(
@@ -65,27 +67,22 @@ def _small(experiment: Resolved, intent: Intent, site: Site) -> Resolved:
         slots_per_node=1,
         cpus_per_slot=job.cpus,
         memory_per_slot=None if job.memory_mib is None else job.memory_mib * 2**20,
-        walltime_s=walltime_s(site) if site.scheduler == "slurm" else None,
+        walltime_s=walltime_s(site) if opening.of(site).cluster else None,
         resource_pool=job.partition or experiment.resources.resource_pool,
         max_slots=None,
         exclude_nodes=[],
     )
-    after = [f"--dependency=afterany:{intent.watches}"] if intent.watches else []
     return dataclasses.replace(
         experiment,
         resources=resources,
         worker=dataclasses.replace(experiment.worker, lanes=1),
-        slurm=dataclasses.replace(experiment.slurm, sbatch_args=after, gpu_type=None),
         governance=None,  # it touches neither models nor data, and goes where searchers go
     )
 
 
 def _site(site: Site) -> Site:
     """The site without what it asks for workers' sake; its task is never requeued."""
-
-    def small(directives: Directives) -> Directives:
-        return {name: value for name, value in directives.items() if name not in SIZES}
-
+    small = opening.of(site).script.small
     partitions = {
         name: part.model_copy(update={"directives": small(part.directives)})
         for name, part in site.partitions.items()

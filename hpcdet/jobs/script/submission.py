@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpcdet.jobs.script.render import render
+from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import Submission
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
@@ -17,7 +18,7 @@ SCRIPT_MODE = 0o700
 
 def argv(site: Site, script: Path) -> list[str]:
     """The command that submits a script by hand."""
-    return ["sbatch", "--parsable", str(script)] if site.scheduler == "slurm" else [str(script)]
+    return opening.of(site).script.by_hand(script)
 
 
 def build(paths: ExperimentPaths, intent: Intent, experiment: Resolved, site: Site) -> Submission:

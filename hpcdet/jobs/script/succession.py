@@ -4,14 +4,16 @@ Whatever the site, the batch script that survives its worker comes first (``work
 ``worker.handover``). This is about what remains when the whole job is gone.
 
 A task may be requeued only while its worker is at work: its batch script allows it at its start.
-So a launch that fails ends the task, which Slurm would otherwise hold for ever, and the job behind
-its array goes on.
+So a launch that fails ends the task, which a scheduler may otherwise hold for ever, and the job
+behind its array goes on.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+from hpcdet.schedulers import opening
+from hpcdet.schedulers.common.request import AfterEnd
 from hpcdet.site.models import Site
 
 Way = Literal["supervisor", "requeue", "daemon", "successor", "spares"]
@@ -19,25 +21,21 @@ Way = Literal["supervisor", "requeue", "daemon", "successor", "spares"]
 WORDS: dict[Way, str] = {
     "supervisor": "tasks start again on this machine, as long as it is up",
     "requeue": "the scheduler requeues the task; where it does not, a small job behind each array "
-    "(afternotok) submits new workers",
+    "submits new workers",
     "daemon": "the scheduler requeues the task; where it does not, the searcher on a login node "
     "submits new workers",
-    "successor": "a small job behind each array (afternotok) submits new workers",
+    "successor": "a small job behind each array submits new workers",
     "spares": "spare tasks of the array go on, as jobs cannot be submitted from nodes; a small job "
-    "behind it (afterany) tells when they are used up",
+    "behind it tells when they are used up",
 }
 """What happens once the scheduler calls a node or a job gone, for people."""
 
-_DEPENDENCY: dict[Way, str] = {
-    "requeue": "afternotok",
-    "successor": "afternotok",
-    "spares": "afterany",
-}
+_AFTER_END: dict[Way, AfterEnd] = {"requeue": "bad", "successor": "bad", "spares": "any"}
 
 
 def way(site: Site) -> Way:
     """Return the way in which experiments continue here after the loss of a whole job."""
-    if site.scheduler != "slurm":
+    if not opening.of(site).cluster:
         return "supervisor"
     if site.capabilities.nobody_submits:
         return "spares"
@@ -46,6 +44,8 @@ def way(site: Site) -> Way:
     return "requeue" if site.capabilities.requeue == "user" else "successor"
 
 
-def dependency(site: Site) -> str:
-    """When the small job behind each array starts, in Slurm's words; "" if there is none."""
-    return _DEPENDENCY.get(way(site), "")
+def after_end(site: Site) -> AfterEnd:
+    """After which ends of an array the small job behind it starts; "" if there is none."""
+    if not opening.of(site).script.sentinel:
+        return ""
+    return _AFTER_END.get(way(site), "")

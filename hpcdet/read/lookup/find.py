@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.errors import HpcdetError, NotFound, Unavailable
+from hpcdet.schedulers import opening
 from hpcdet.store.folder import home, scratch, trust
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
@@ -21,9 +22,6 @@ from hpcdet.store.fs import packed
 
 BEST = "@best"
 _REFERENCE = re.compile(r"(?P<id>[^/]+)(/(?P<trial>\d+|@best)(\.(?P<attempt>\d+))?)?")
-_JOB = re.compile(
-    r"(?:(?:slurm|pbs):)?(?P<job>\d+|local-[0-9a-f]+-\d+(?:@[A-Za-z0-9.-]+)?)(?:_\d+)?"
-)
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def reference(text: str, root: Path) -> Reference:
 
     Accepted: an id or an unambiguous prefix of one; ``ID/3``; ``ID/3.2``; ``@last`` (with
     ``/3`` as well); ``ID/@best``, the trial with the best value so far, and ``@best``, that of
-    the newest experiment; a scheduler's job id (``slurm:123_4``, ``123``); the path of an
+    the newest experiment; a scheduler's job id, as it prints it; the path of an
     experiment or of anything inside one.
 
     Raises:
@@ -138,9 +136,13 @@ def _experiment(name: str, root: Path) -> ExperimentPaths:
     if _is_one(exact):
         return exact
     fits = [paths for paths in experiments(root) if paths.id.startswith(name)]
-    job = _JOB.fullmatch(name)
-    if not fits and job is not None:
-        fits = [paths for paths in experiments(root) if job["job"] in _jobs(paths)]
+    if not fits:
+        known = [one.names for one in opening.every() if one.names.reads(name)]
+        fits = [
+            paths
+            for paths in (experiments(root) if known else ())
+            if any(of.means(name, job) for job in _jobs(paths) for of in known)
+        ]
     if len(fits) == 1:
         return fits[0]
     if not fits:

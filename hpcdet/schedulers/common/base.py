@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
+REQUEUE = 85
+"""Exit code by which a script asks to be started again where it runs."""
+
 WaitKind = Literal["held", "launch", "in_vain", "never", "limit", "outage", "begin_time", "other"]
 
 
@@ -123,6 +126,30 @@ class SubmissionRefused(Exception):
 
 
 @dataclass(frozen=True)
+class PartitionInfo:
+    """A partition or queue as the scheduler shows it; no time limit is None.
+
+    Attributes:
+        default: jobs that name no partition go there.
+        suspends: jobs are stopped and stay in memory while others run in their place.
+        max_nodes: that one job may have; None: all of them.
+    """
+
+    name: str
+    max_walltime_s: int | None
+    nodes: int
+    up: bool
+    default: bool = False
+    suspends: bool = False
+    max_nodes: int | None = None
+
+    @property
+    def widest(self) -> int:
+        """The most nodes that a job can ever have here, those that are down counted."""
+        return self.nodes if self.max_nodes is None else min(self.nodes, self.max_nodes)
+
+
+@dataclass(frozen=True)
 class NodeGroup:
     """Nodes of a partition with the same features; ``default``: jobs that name none go there."""
 
@@ -170,7 +197,7 @@ class Usage:
 
 
 class Scheduler(Protocol):
-    """One backend. ``for_site`` of each module makes one from a resolved site.
+    """The queue of one site.
 
     Attributes:
         answered_at: when the scheduler was asked for the last answer of ``query``, epoch seconds;
@@ -211,7 +238,7 @@ class Scheduler(Protocol):
         """
 
     def check(self, submission: Submission) -> str:
-        """Return the scheduler's answer to a trial submission (``sbatch --test-only``), or ""."""
+        """Return the scheduler's answer to a trial submission, or ""."""
 
     def capabilities(self) -> Capabilities:
         """Return the capabilities; asked once per process."""
@@ -274,3 +301,11 @@ class HasFeatures(Protocol):
 
     def node_groups(self) -> list[NodeGroup]:
         """All nodes, those that are down counted, by partition and features. Raises Unavailable."""
+
+
+@runtime_checkable
+class Queues(Protocol):
+    """A backend whose jobs wait in partitions or queues with limits."""
+
+    def partitions(self) -> list[PartitionInfo]:
+        """All of them. Raises Unavailable."""

@@ -1,6 +1,6 @@
 """The backend for a machine without a scheduler: jobs are processes that outlive who made them.
 
-It behaves as a small Slurm would: arrays with a throttle, a limited number of slots over all
+It behaves as a small cluster would: arrays with a throttle, a limited number of slots over all
 local jobs of the user, walltime, warning signals, requeue in place, hold, cancel. State is in
 ``local_state``, the running of a job in ``local_job``. A job's id names its machine
 (``local-65f2a-812@node7``), since no other one can tell how it stands.
@@ -18,9 +18,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from hpcdet.errors import Unavailable
+from hpcdet.schedulers.common import processes
 from hpcdet.schedulers.common.base import (
     Capabilities,
     Job,
@@ -31,7 +31,7 @@ from hpcdet.schedulers.common.base import (
     TaskState,
     Wait,
 )
-from hpcdet.schedulers.local import processes
+from hpcdet.schedulers.common.machine import accelerators, usable_cores
 from hpcdet.schedulers.local.local_state import (
     PARTS,
     JobFolder,
@@ -52,35 +52,8 @@ _KEPT = {
     *("HPCDET_BACKEND", "HPCDET_MPI_CUDA"),
 }
 _KEPT_PREFIXES = ("LC_",)
-_GPUS = Path("/proc/driver/nvidia/gpus")
 _START_LIMIT_S = 60
 _KEEP_ENDED_S = 7 * 24 * 3600
-
-
-class LocalSite(Protocol):
-    """The part of a site that this backend reads."""
-
-    @property
-    def slots(self) -> int | None: ...
-
-
-def for_site(site: LocalSite) -> LocalScheduler:
-    """The backend for a resolved site."""
-    return LocalScheduler(slots=site.slots)
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def accelerators() -> list[str]:
-    """NVIDIA devices that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
-    there = len(os.listdir(_GPUS)) if _GPUS.is_dir() else 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not there or visible is None:
-        return [str(number) for number in range(there)]
-    return [name.strip() for name in visible.split(",") if name.strip()]
 
 
 def shared_devices() -> list[str]:
@@ -245,7 +218,7 @@ class LocalScheduler:
     def _supervise(self, job: JobFolder) -> None:
         with files.append_log(job.root / "supervisor.log") as log:
             starter = subprocess.Popen(
-                [sys.executable, "-Pm", "hpcdet.schedulers.local_job", str(job.root)],
+                [sys.executable, "-Pm", "hpcdet.schedulers.local.local_job", str(job.root)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcdet.schedulers.local import processes
+from hpcdet.schedulers.common import processes
 from hpcdet.store.folder import private_folders
 from hpcdet.store.fs import files
 from hpcdet.store.fs.json_record import JsonRecord

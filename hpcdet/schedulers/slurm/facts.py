@@ -8,11 +8,13 @@ cluster as this host sees it. The answers go into the resolved site, so that nod
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 import pwd
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,11 +25,15 @@ from typing import Any
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.polling import cache_folder
 from hpcdet.schedulers.slurm import slurm_text
+from hpcdet.schedulers.slurm.slurm_text import parse_config
 from hpcdet.site import Site
-from hpcdet.site.detection import parse_config
 from hpcdet.store.fs import files
 
 GOOD_FOR_S = 86400.0
+commands = ("sbatch", "squeue", "srun", "sinfo", "scontrol")
+generic = "generic-slurm"
+launcher = "srun"
+_NO_CLUSTER = "Could not establish a configuration source"
 _CONFIG = ("ClusterName", "JobRequeue", "MaxArraySize", "KillWait", "AccountingStorageType")
 _ASSOCIATION = ("Account", "Partition", "MaxSubmit")
 
@@ -49,6 +55,38 @@ class ClusterFacts:
     config: dict[str, str] = field(default_factory=dict)
     partitions: dict[str, str] = field(default_factory=dict)
     associations: list[dict[str, str]] = field(default_factory=list)
+
+
+@functools.cache
+def _shown(scontrol: str) -> tuple[Mapping[str, str], str]:
+    """Return the output of ``scontrol show config`` (10 s at most), or its error message."""
+    try:
+        done = subprocess.run(
+            [scontrol, "show", "config"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {}, str(error)
+    return (parse_config(done.stdout), "") if done.returncode == 0 else ({}, done.stderr)
+
+
+def _of_cluster(key: str, path: str) -> str | None:
+    """A value of the cluster's own configuration."""
+    scontrol = shutil.which("scontrol", path=path)
+    return _shown(scontrol)[0].get(key) if scontrol else None
+
+
+keys: Mapping[str, Callable[[str, str], str | None]] = {"scontrol": _of_cluster}
+
+
+def no_cluster(path: str) -> bool:
+    """See ``backend.FactsFace``. A controller that is down for the moment is a cluster."""
+    scontrol = shutil.which("scontrol", path=path)
+    return scontrol is not None and _NO_CLUSTER in _shown(scontrol)[1]
+
+
+def slots_here(site: Site) -> int | None:  # noqa: ARG001
+    """See ``backend.FactsFace``."""
+    return None
 
 
 def resolved(
@@ -133,6 +171,15 @@ def _seconds(said: str) -> float | None:
     word = said.partition(" ")[0]  # "30 sec"
     return float(word) if word.isdecimal() else None
 
+
+asked = (
+    "capabilities.accounting",
+    "capabilities.requeue",
+    "capabilities.submit_from_compute",
+    "limits.max_array",
+    "limits.max_submit",
+    "limits.kill_wait_s",
+)
 
 _OF_CONFIG: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     # where it is 0 a user's --requeue would be taken, but the operators do not want it

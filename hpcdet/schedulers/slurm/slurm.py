@@ -24,6 +24,7 @@ from hpcdet.schedulers.common.base import (
     Capabilities,
     Job,
     NodeGroup,
+    PartitionInfo,
     Refusal,
     Submission,
     SubmissionRefused,
@@ -32,19 +33,13 @@ from hpcdet.schedulers.common.base import (
 )
 from hpcdet.schedulers.common.polling import SharedQuery
 from hpcdet.schedulers.common.variables import scrubbed
-from hpcdet.schedulers.slurm import slurm_features, slurm_tasks, slurm_text, slurm_waits
+from hpcdet.schedulers.slurm import names, slurm_features, slurm_tasks, slurm_text, slurm_waits
 from hpcdet.schedulers.slurm.slurm_tasks import JobAccounting
 from hpcdet.schedulers.slurm.slurm_text import SlurmRow
 from hpcdet.site import Site
-from hpcdet.site.detection import parse_config
 from hpcdet.site.models import SiteLimits
 
 _LIMIT_S = 120
-
-
-def for_site(site: Site) -> SlurmScheduler:
-    """The backend for a resolved site."""
-    return SlurmScheduler(site)
 
 
 def run(argv: Sequence[str], times: str = "%s") -> subprocess.CompletedProcess[str]:
@@ -57,7 +52,7 @@ def run(argv: Sequence[str], times: str = "%s") -> subprocess.CompletedProcess[s
         Unavailable: it is not there, or does not end in time.
     """
     environ = {
-        **scrubbed(os.environ),
+        **scrubbed(os.environ, names),
         "LC_ALL": "C",
         "SLURM_TIME_FORMAT": times,
         "SLURM_BITSTR_LEN": "0",  # else the list of a long array's tasks is cut off
@@ -280,8 +275,8 @@ class SlurmScheduler:
             return said
         return self._config.get("AccountingStorageType", "").endswith("slurmdbd")
 
-    def partitions(self) -> list[slurm_text.PartitionInfo]:
-        """The partitions of the cluster with their limits."""
+    def partitions(self) -> list[PartitionInfo]:
+        """See ``base.Queues``."""
         return slurm_text.sinfo(self._ask(slurm_text.PARTITIONS))
 
     def node_groups(self) -> list[NodeGroup]:
@@ -290,7 +285,7 @@ class SlurmScheduler:
 
     @cached_property
     def _config(self) -> Mapping[str, str]:
-        return parse_config(self._ask(["scontrol", "show", "config"]))
+        return slurm_text.parse_config(self._ask(["scontrol", "show", "config"]))
 
     @cached_property
     def _cluster(self) -> str:

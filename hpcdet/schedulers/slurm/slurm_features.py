@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from hpcdet.schedulers.common.allocation import ShownNode
 from hpcdet.schedulers.common.base import NodeGroup
 from hpcdet.schedulers.slurm.slurm_text import count
 
 NODES = ("sinfo", "-h", "-o", "%P|%f|%D")
-
-
-@dataclass(frozen=True)
-class ShownNode:
-    """A node as Slurm shows it: the host it runs on, and its active features."""
-
-    host: str
-    features: frozenset[str]
 
 
 def node(text: str) -> ShownNode | None:

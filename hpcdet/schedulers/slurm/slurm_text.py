@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from hpcdet.schedulers.common.base import Refusal, Task, TaskState, Usage, Wait
+from hpcdet.schedulers.common.base import PartitionInfo, Refusal, Task, TaskState, Usage, Wait
 from hpcdet.schedulers.slurm import slurm_waits
 
 SQUEUE_FIELDS = (
@@ -68,30 +68,6 @@ class SlurmRow:
     task: Task
     submitted: float | None
     indices: frozenset[int]
-
-
-@dataclass(frozen=True)
-class PartitionInfo:
-    """A partition as ``sinfo`` shows it; no time limit is None.
-
-    Attributes:
-        default: jobs that name no partition go there.
-        suspends: jobs are stopped and stay in memory while others run in their place.
-        max_nodes: that one job may have (MaxNodes); None: all of them.
-    """
-
-    name: str
-    max_walltime_s: int | None
-    nodes: int
-    up: bool
-    default: bool = False
-    suspends: bool = False
-    max_nodes: int | None = None
-
-    @property
-    def widest(self) -> int:
-        """The most nodes that a job can ever have here, those that are down counted."""
-        return self.nodes if self.max_nodes is None else min(self.nodes, self.max_nodes)
 
 
 PARTITIONS = ("sinfo", "-h", "-o", "%P|%l|%D|%a|%M|%s")
@@ -252,6 +228,12 @@ def _expand(item: str) -> list[str]:
             name = f"{number:0{len(first)}d}"
             names += _expand(item[: match.start()] + name + item[match.end() :])
     return names
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """Parse ``scontrol show config`` to a mapping of its keys to their values."""
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {key.strip(): value.strip() for key, mark, value in pairs if mark}
 
 
 def job_id(text: str) -> str | None:

@@ -100,3 +100,27 @@ class Pbs:
     """Further options for qsub."""
     slots_per_node: Annotated[int | None, Key(ge=1)] = None
     """Determined's word for resources.slots_per_node."""
+
+
+@dataclass(frozen=True)
+class UserOptions:
+    """Options that a user gives the scheduler by the config.
+
+    Attributes:
+        words: as they were written.
+        where: the config's key.
+        gpu_type: the kind of accelerator; None: any.
+    """
+
+    words: tuple[str, ...] = ()
+    where: str = ""
+    gpu_type: str | None = None
+
+
+def user_options(slurm: Slurm, pbs: Pbs, scheduler: str) -> UserOptions:
+    """The user's options for a scheduler; none for those without a section of the config."""
+    if scheduler == "slurm":
+        return UserOptions(tuple(slurm.sbatch_args), "slurm.sbatch_args", slurm.gpu_type)
+    if scheduler in ("pbs", "torque"):
+        return UserOptions(tuple(pbs.pbsbatch_args), "pbs.pbsbatch_args")
+    return UserOptions()

@@ -18,7 +18,14 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from hpcdet.errors import ConfigError, IntegrityError
-from hpcdet.store.config.placement import Distributed, Pbs, Resources, Slurm
+from hpcdet.store.config.placement import (
+    Distributed,
+    Pbs,
+    Resources,
+    Slurm,
+    UserOptions,
+    user_options,
+)
 from hpcdet.store.config.searcher_keys import Searcher
 from hpcdet.store.fs import files, typed_fields, yaml_bounds
 from hpcdet.store.fs.typed_fields import Bytes, Key, Seconds, Variables
@@ -277,6 +284,10 @@ class Resolved:
     raw: Annotated[Mapping[str, Any], Key(own=True)] = field(
         default_factory=dict, compare=False, repr=False
     )
+
+    def user_options(self, scheduler: str) -> UserOptions:
+        """The user's options for a scheduler."""
+        return user_options(self.slurm, self.pbs, scheduler)
 
     @property
     def lanes(self) -> int:

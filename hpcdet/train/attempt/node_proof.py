@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpcdet.policy import named_policy
+from hpcdet.process.ranks import node_name
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 
@@ -24,4 +25,4 @@ def require(experiment: ExperimentPaths, config: Resolved) -> None:
 
     demand = statements.demand_of(policy, experiment.site)
     if demand is not None:
-        statements.verify(demand, statements.node_name())
+        statements.verify(demand, node_name())

@@ -10,7 +10,7 @@ from hpcdet.policy.codes import NODE_REFUSED, GovernanceBroken, PolicyRefused
 from hpcdet.process import deterministic
 from hpcdet.process.console import say, say_error
 from hpcdet.process.location import AttemptLocation, named
-from hpcdet.process.ranks import PEER_LOST, Ranks
+from hpcdet.process.ranks import PEER_LOST, Ranks, node_name
 from hpcdet.store.folder.records import Verdict
 from hpcdet.store.fs import files
 from hpcdet.train.comm.collectives import is_peer_loss
@@ -83,14 +83,13 @@ def _is_refused(error: BaseException) -> bool:
 
 
 def _refused(error: BaseException, checkpoint: str = "") -> Verdict:
-    from hpcdet.policy import statements  # most experiments have no policy
 
     return Verdict(
         "resume",
         "refused",
         checkpoint=checkpoint,
         error=str(error),
-        node=statements.node_name(),
+        node=node_name(),
         at=files.now(),
     )
 

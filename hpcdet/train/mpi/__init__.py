@@ -63,7 +63,7 @@ def prepare(ranks: Ranks) -> None:
             f"{ranks.world}",
             where=where,
             hint="use a launcher that this MPI understands: launcher.kind mpirun in the site file, "
-            "or srun with args: [--mpi=pmix]",
+            "or launcher.args by which the scheduler's own does, as --mpi=pmix",
         )
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise ConfigError(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,11 +15,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from hpcdet.process.ranks import Ranks
+from hpcdet.process.ranks import JOB_CGROUP, Ranks
 from hpcdet.train.telemetry.resource_monitor import Probe
-
-_JOB = re.compile(r"job_\d+|.*pbs.*\d+.*|\d+\.[\w.-]+")
-"""The folder of a job among cgroups: Slurm's ``job_12``, PBS's by its id."""
 
 
 def of_rank(ranks: Ranks, device: torch.device) -> list[Probe]:
@@ -182,7 +178,7 @@ def job_cgroup(
     for line in text.splitlines():
         _, names, path = line.split(":", 2)
         parts = path.strip("/").split("/")
-        at = next((i for i, part in enumerate(parts) if _JOB.fullmatch(part)), None)
+        at = next((i for i, part in enumerate(parts) if JOB_CGROUP.fullmatch(part)), None)
         if at is not None:
             for name in names.split(","):
                 found[name] = Path(*parts[: at + 1])

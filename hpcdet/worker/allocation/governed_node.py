@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs.script import requirements
-from hpcdet.jobs.script.launch import Allocation
-from hpcdet.jobs.script.requirements import NodeRequest
 from hpcdet.policy import named_policy, statements
 from hpcdet.policy.statements import NodeDemand
-from hpcdet.schedulers.slurm import slurm_features
+from hpcdet.schedulers import opening
+from hpcdet.schedulers.common.allocation import Allocation
+from hpcdet.schedulers.common.request import NodeRequest
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.worker.allocation.allocation import ask
 
 
 class GovernedNode:
@@ -32,7 +32,8 @@ class GovernedNode:
     ) -> None:
         self._opened, self._experiment = opened, experiment
         self._site, self._allocation = site, allocation
-        self.name = statements.node_name()
+        self._inside = opening.of(site).inside
+        self.name = self._inside.node_name(os.environ)
         self._asked: NodeRequest | None = None
         self._demand: NodeDemand | None = None
         self._shown: str | None = None
@@ -66,12 +67,10 @@ class GovernedNode:
 
     def _against_the_scheduler(self) -> str:
         """Return how the scheduler's view of the node differs; "" also where it says nothing."""
-        if not self._allocation.slurm:
-            return ""
         name = self.name
         if name not in self._allocation.nodes:
-            return f"G121: node {name} ($SLURMD_NODENAME) is none of this job's"
-        shown = slurm_features.node(ask("scontrol", "--oneliner", "show", "node", name) or "")
+            return f"G121: node {name} is none of this job's"
+        shown = self._inside.shown_node(name)
         if shown is None:
             return ""
         host = socket.gethostname().partition(".")[0]

@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from hpcdet.jobs.script.launch import Allocation, clean_environment, listener_argv
-from hpcdet.site.models import Launcher
+from hpcdet.jobs.script import environment
+from hpcdet.launchers import opening as launchers
+from hpcdet.schedulers.common.allocation import Allocation
+from hpcdet.site import Site
 
 _END_S = 30
 _LOOK_S = 0.5  # the listener's file lies on the file server
@@ -46,16 +48,19 @@ class Notices:
     def _note(self, number: int, _: FrameType | None) -> None:
         self._heard = self._heard or signal.Signals(number).name
 
-    def listen(self, allocation: Allocation, launcher: Launcher, file: Path) -> None:
-        """Start a step that receives what Slurm sends to steps only, while this process runs."""
-        if not allocation.slurm or launcher.kind != "srun":
-            return
+    def listen(self, allocation: Allocation, site: Site, pool: str | None, file: Path) -> None:
+        """Start a step that receives what is sent to steps only, while this process runs."""
+        view = site.view(pool)
         command = (sys.executable, "-Pm", "hpcdet.worker.listener", str(file))
+        launcher = launchers.launcher(launchers.kind_of(site, view))
+        argv = launcher.listener(view.launcher.args, command)
+        if not allocation.steps_hear or not argv:
+            return
         self._file = file
         self._listener = subprocess.Popen(
-            listener_argv(launcher, command),
+            argv,
             stdin=subprocess.DEVNULL,
-            env=clean_environment(os.environ),
+            env=environment.for_step(os.environ, site),
             start_new_session=True,
         )
 
@@ -89,10 +94,10 @@ class Notices:
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         if self._listener is not None:
-            self._listener.terminate()  # srun makes it a kill of its step
+            self._listener.terminate()  # a launcher makes it a kill of its step
             try:
                 self._listener.wait(_END_S)
-            except subprocess.TimeoutExpired:  # srun waits for a controller that is down
+            except subprocess.TimeoutExpired:  # it waits for a controller that is down
                 self._listener.kill()
                 self._listener.wait()
 

@@ -7,7 +7,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from hpcdet.jobs.script.launch import Allocation
+from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.store.cost.spending import epoch
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.records import Claim

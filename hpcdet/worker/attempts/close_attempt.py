@@ -6,12 +6,14 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpcdet.launchers import opening as launchers
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, Verdict
 from hpcdet.store.fs import files
 from hpcdet.store.trials import progress
 from hpcdet.store.trials.controls import in_force
 from hpcdet.worker.attempts import evidence, exit_reason
+from hpcdet.worker.attempts.exit_reason import Says
 from hpcdet.worker.attempts.lane import Lane
 
 
@@ -23,6 +25,7 @@ class Circumstances:
     time_up: bool
     oom: bool
     stands: bool
+    says: Says = ()
 
 
 def spoke(lane: Lane) -> bool:
@@ -41,7 +44,7 @@ def conclude(
     launcher = evidence.tail(attempt.launcher_log) or lane.said
     first = exit_.rank if exit_ else None
     if first is None:
-        first = exit_reason.first_failed_rank(launcher)
+        first = launchers.first_failed(launcher)
     trace = evidence.of_attempt(attempt, first, paths.code)
     got = progress.of(attempt)
     verdict = Verdict.read(attempt.verdict)
@@ -59,6 +62,7 @@ def conclude(
             error=trace.error if trace else "",
             in_user_code=trace.in_user_code if trace else False,
             launcher=launcher,
+            says=then.says,
         )
     )
     end = End(

@@ -6,16 +6,13 @@ import re
 from dataclasses import dataclass
 from signal import Signals
 
+from hpcdet.launchers import opening as launchers
 from hpcdet.store.folder.records import Control, Reason, Verdict
 from hpcdet.worker.attempts.step import PEER_LOST
 
-# What Slurm says on the launcher's stderr when it ends a step itself.
-_SLURM_SAYS: tuple[tuple[str, Reason], ...] = (
-    (r"DUE TO PREEMPTION|DUE TO JOB REQUEUE", "preempted"),
-    (r"DUE TO TIME LIMIT", "walltime"),
-    (r"DUE TO NODE FAILURE|[Nn]ode failure", "node_fail"),
-    (r"oom.kill|[Oo]ut [Oo]f [Mm]emory", "oom"),
-)
+Says = tuple[tuple[str, Reason], ...]
+"""Patterns of what a scheduler says on a launcher's standard error, and what each means."""
+
 # What a rank says when another one is gone: never the cause, only its echo.
 _ECHO = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|gloo|DistBackendError|DistNetworkError"
@@ -25,21 +22,8 @@ _ECHO = re.compile(
 _LOADER_KILLED = re.compile(
     r"DataLoader worker .*killed by signal: (Killed|Terminated|User defined signal 2)"
 )
-_KILLED = re.compile(r"srun: error: \S+ tasks? \S+: Killed")
 _DIED_OF = {128 + n: n.name for n in (Signals.SIGKILL, Signals.SIGTERM, Signals.SIGUSR2)}
 _RULE = re.compile(r"(?m)^-{5,}\s*$")
-_EXITED = re.compile(r"srun: error: \S+ tasks? (\d+)\S*: Exited with exit code")
-# What Open MPI's mpirun (up to 4: orterun, from 5: prterun) says of the rank that failed first; by
-# the time it says so it has ended all others.
-_MPI_EXITED = re.compile(r"Process name: \[.*,\s*(\d+)\]\s+Exit code:")
-_MPI_DIED = re.compile(r"run noticed that process rank \d+ .*? exited on\s+signal\s+(\d+)")
-_MPI_LOST = re.compile(r"has lost communication with a remote daemon")
-# What Hydra (MPICH, MVAPICH) says: one rank's status, and then all ranks' statuses or-ed together,
-# those of ranks that it has killed itself among them. Intel's says each rank's, in their order.
-_HYDRA_DIED = re.compile(r"=   EXIT CODE: (\d+)(?s:.*?)EXIT STRING: .*\(signal (\d+)\)")
-_INTEL_DIED = re.compile(r"=   KILLED BY SIGNAL: (\d+)")
-# An exit code of 1 must not pass for a hang-up.
-_CRASHES = frozenset(set(Signals) - {Signals.SIGHUP, Signals.SIGINT, Signals.SIGQUIT})
 
 
 @dataclass(frozen=True)
@@ -58,6 +42,7 @@ class Evidence:
         error: last line of the traceback of the rank that failed first, "" if it has none.
         in_user_code: that traceback passes through the user's code.
         launcher: what the launcher said.
+        says: what of that are words of the scheduler.
     """
 
     verdict: Verdict | None
@@ -72,6 +57,7 @@ class Evidence:
     error: str = ""
     in_user_code: bool = False
     launcher: str = ""
+    says: Says = ()
 
 
 def judge(seen: Evidence) -> tuple[Reason, str]:
@@ -111,7 +97,7 @@ def _by_cause(verdict: Verdict, seen: Evidence) -> Reason:
 def _killed(seen: Evidence) -> tuple[Reason, str] | None:
     """Return the reason of an end that positive evidence shows is not the user code's fault."""
     told: Reason = "walltime" if seen.time_up else "preempted"
-    for pattern, reason in _SLURM_SAYS:
+    for pattern, reason in seen.says:
         if re.search(pattern, seen.launcher):
             return reason, _last_line(seen.launcher) if reason == "oom" else ""
     died_of = _died_of(seen) or _loader_killed(seen)
@@ -122,14 +108,15 @@ def _killed(seen: Evidence) -> tuple[Reason, str] | None:
             return "oom", "killed by the kernel: out of memory"
         if seen.noticed or not seen.stands:
             return told, ""
-        if _own_words(seen) and not seen.died_of and _hydra_killed(seen.launcher):
-            # it kills the others of a rank that has failed, and does not say whom first
+        reported = launchers.death(seen.launcher)
+        if _own_words(seen) and not seen.died_of and reported and not reported.first:
+            # the launcher kills the others of a rank that has failed, and does not say whom first
             return None
         return "lost", "a rank was killed"
     if died_of in ("SIGTERM", "SIGUSR2"):
         return told, ""
-    if _MPI_LOST.search(seen.launcher) and not seen.error:
-        return "node_fail", "mpirun lost a node"
+    if launchers.lost_node(seen.launcher) and not seen.error:
+        return "node_fail", "the launcher lost a node"
     if not seen.stands:
         return told, ""
     if seen.noticed and seen.verdict is None and not seen.error:
@@ -161,45 +148,16 @@ def _own_words(seen: Evidence) -> str:
 
 def _died_of(seen: Evidence) -> str:
     """Return the signal that ended the rank that failed first; "" if none did."""
-    return seen.died_of or _launcher_killed(seen.launcher)
-
-
-def _launcher_killed(text: str) -> str:
-    """Return the signal of the launcher's first reported failure; "" if none.
-
-    Of srun's report only SIGKILL counts, and only before any other exit: srun itself sends those
-    that follow.
-    """
-    if died := _MPI_DIED.search(text):
-        return Signals(int(died[1])).name
-    if number := _hydra_killed(text):
-        return Signals(number).name
-    killed, exited = _KILLED.search(text), _EXITED.search(text)
-    if killed and (not exited or killed.start() < exited.start()):
-        return "SIGKILL"
-    return ""
-
-
-def _hydra_killed(text: str) -> int:
-    """Return the signal that ended a rank and that Hydra did not send itself; 0 if unknown."""
-    if each := [int(number) for number in _INTEL_DIED.findall(text)]:
-        return next((number for number in each if number != Signals.SIGKILL), Signals.SIGKILL)
-    if (found := _HYDRA_DIED.search(text)) is None:
-        return 0
-    one, all_of_them = int(found[1]), int(found[2])
-    return one if all_of_them in (one, one | Signals.SIGKILL) and one in _CRASHES else 0
+    if seen.died_of:
+        return seen.died_of
+    reported = launchers.death(seen.launcher)
+    return reported.signal if reported else ""
 
 
 def _loader_killed(seen: Evidence) -> str:
     said = seen.verdict.error if seen.verdict is not None else ""
     found = _LOADER_KILLED.search(f"{seen.error}\n{said}")
     return ("SIGKILL" if found[1] == "Killed" else "SIGTERM") if found else ""
-
-
-def first_failed_rank(launcher: str) -> int | None:
-    """Return the rank that the launcher reported as the first to fail."""
-    found = _EXITED.search(launcher) or _MPI_EXITED.search(launcher)
-    return int(found[1]) if found else None
 
 
 def _last_line(text: str) -> str:

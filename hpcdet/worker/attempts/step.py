@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdet.jobs.script.launch import Launch
+from hpcdet.launchers.common import Launch
 from hpcdet.store.fs import files
 
 _PR_SET_PDEATHSIG = 1
@@ -177,8 +177,8 @@ class RunningStep:
 def _preparation(launch: Launch) -> Callable[[], None] | None:
     """Return the function that a child runs before it executes the rank or the launcher.
 
-    Either ends with the worker; srun is ended by Slurm instead. A rank blocks notices until it can
-    handle them; a launcher that SIGTERM would kill blocks it (and unblocks it for its ranks).
+    Either ends with the worker; others are ended by the scheduler. A rank blocks notices until it
+    can handle them; a launcher that SIGTERM would kill blocks it (and unblocks it for its ranks).
     """
     parent = os.getpid()
     if not launch.by_launcher:

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 
-from hpcdet.jobs.script.launch import Allocation
+from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.store.cost.spending import Spending, epoch
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from hpcdet.control.turn import controller
 from hpcdet.control.turn.controller import Holder, Turn
 from hpcdet.errors import HpcdetError, refused
-from hpcdet.site.load_site import from_resolved
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.worker.turns.storage_retry import START_S, insist, within
 

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import shutil
 import socket
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hpcdet.errors import ConfigError
+from hpcdet.schedulers import opening
 from hpcdet.site.models import Detection
-
-_OF_SLURM = ("sbatch", "squeue", "srun", "sinfo", "scontrol")
-_NO_CLUSTER = "Could not establish a configuration source"
-
-
-def parse_config(text: str) -> dict[str, str]:
-    """Parse ``scontrol show config`` to a mapping of its keys to their values."""
-    pairs = (line.partition("=") for line in text.splitlines())
-    return {key.strip(): value.strip() for key, mark, value in pairs if mark}
-
-
-@functools.cache
-def _ask_slurm(scontrol: str) -> tuple[Mapping[str, str], str]:
-    """Return the output of ``scontrol show config`` (10 s at most), or its error message."""
-    try:
-        done = subprocess.run(
-            [scontrol, "show", "config"], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {}, str(error)
-    return (parse_config(done.stdout), "") if done.returncode == 0 else ({}, done.stderr)
 
 
 @dataclass(frozen=True)
@@ -45,21 +23,31 @@ class Host:
 
     def command(self, name: str) -> str | None:
         """Path of a command, or None."""
-        return shutil.which(name, path=self.environ.get("PATH", os.defpath))
-
-    def slurm(self, key: str) -> str | None:
-        """A value of the cluster's own configuration."""
-        scontrol = self.command("scontrol")
-        return _ask_slurm(scontrol)[0].get(key) if scontrol else None
+        return shutil.which(name, path=self.path)
 
     @property
-    def without_cluster(self) -> bool:
-        """True if Slurm's commands are installed, but belong to no cluster.
+    def path(self) -> str:
+        """Where commands are, as in ``PATH``."""
+        return self.environ.get("PATH", os.defpath)
 
-        A controller that is down for the moment is a cluster.
+    def of_cluster(self, key: str, name: str) -> str | None:
+        """A value of the cluster's own configuration, by a key that a backend offers.
+
+        Raises:
+            ConfigError: none does.
         """
-        scontrol = self.command("scontrol")
-        return scontrol is not None and _NO_CLUSTER in _ask_slurm(scontrol)[1]
+        offered = {found: ask for one in opening.every() for found, ask in one.facts.keys.items()}
+        if key not in offered:
+            ways = ", ".join(["env", "hostname", "command", *offered])
+            raise ConfigError(f"{key} is no way to detect a site", hint=f"use one of {ways}")
+        return offered[key](name, self.path)
+
+    def without_cluster(self, command: str) -> bool:
+        """True if a scheduler's commands are installed, but belong to no cluster."""
+        return any(
+            command in one.facts.commands and one.facts.no_cluster(self.path)
+            for one in opening.every()
+        )
 
 
 def recognise(rule: Detection, host: Host) -> str:
@@ -78,14 +66,14 @@ def recognise(rule: Detection, host: Host) -> str:
             return f"${rule.env} is {value!r}"
     elif rule.command is not None:
         path = host.command(rule.command)
-        if rule.command in _OF_SLURM and host.without_cluster:
+        if path is not None and host.without_cluster(rule.command):
             return ""
         if path is not None and _search(pattern, path):
             return f"{rule.command} is on PATH ({path})"
-    elif rule.scontrol is not None:
-        value = host.slurm(rule.scontrol)
+    elif (asked := rule.of_cluster) is not None:
+        value = host.of_cluster(*asked)
         if value is not None and _search(pattern, value):
-            return f"{rule.scontrol} of the cluster is {value!r}"
+            return f"{asked[1]} of the cluster is {value!r}"
     return ""
 
 

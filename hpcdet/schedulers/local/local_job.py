@@ -1,4 +1,4 @@
-"""``python -m hpcdet.schedulers.local_job JOB_FOLDER``: runs the tasks of one local job.
+"""``python -m hpcdet.schedulers.local.local_job JOB_FOLDER``: runs the tasks of one local job.
 
 It is detached from who submitted it. A task is the job's script in a session of its own; what
 ends it is what ends a task on a cluster: its own exit, the walltime (SIGUSR2 before, SIGTERM
@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from hpcdet.schedulers.local import processes
+from hpcdet.schedulers.common import processes
+from hpcdet.schedulers.common.base import REQUEUE
 from hpcdet.schedulers.local.local_state import (
     JobFolder,
     JobRecord,
@@ -35,7 +36,6 @@ from hpcdet.schedulers.local.local_state import (
 from hpcdet.store.folder import log_streams
 from hpcdet.store.fs import files
 
-REQUEUE = 85
 PASSING = frozenset(
     {
         errno.EAGAIN,

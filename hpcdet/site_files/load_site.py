@@ -14,8 +14,10 @@ from pydantic import BaseModel, ValidationError
 
 from hpcdet import shipped
 from hpcdet.errors import ConfigError, IntegrityError, NotFound
-from hpcdet.site.detection import Host, recognise
-from hpcdet.site.models import ASKED, Detection, Site
+from hpcdet.schedulers import opening as schedulers
+from hpcdet.site.models import Detection, Site
+from hpcdet.site_files import backend_keys
+from hpcdet.site_files.detection import Host, recognise
 from hpcdet.store.folder import trust
 from hpcdet.store.fs import yaml12, yaml_bounds
 from hpcdet.store.fs.yaml12 import Document, KeyPath
@@ -226,7 +228,7 @@ def _merge(layers: list[Document]) -> tuple[dict[str, Any], dict[KeyPath, Docume
     """The layers merged, without what is each file's own: name, parent, how it is recognised.
 
     Rules of detection come along from files of the same name only: whoever extends
-    ``generic-slurm`` for one cluster does not want it taken for every cluster.
+    a generic site for one cluster does not want it taken for every cluster.
     """
     own = layers[-1]
     name = Path(own.source).stem
@@ -270,8 +272,8 @@ def _build(layers: list[Document], reason: str) -> Site:
     except ValidationError as error:
         raise _explain(error, origins, own) from error
     site._origins = {".".join(key): layer.origin(key) for key, layer in origins.items()}
-    if site.scheduler == "slurm":
-        site._open = frozenset(key for key in ASKED if _said(merged, key) is None)
+    facts = backend_keys.checked(site, origins, own).facts
+    site._open = frozenset(key for key in facts.asked if _said(merged, key) is None)
     site._source = own.source
     site._reason = reason
     return site
@@ -287,7 +289,8 @@ def _explain(
     error: ValidationError, origins: Mapping[KeyPath, Document], own: Document
 ) -> ConfigError:
     """Return the first error with its key, file and line, and the nearest known key."""
-    first = error.errors()[0]
+    # what is wrong says more than what is missing
+    first = min(error.errors(), key=lambda one: one["type"] == "missing")
     key = tuple(str(part) for part in first["loc"])
     # pydantic names the member of a union behind the key; the file has no such key
     known = [k for k in origins if k[: len(key)] == key] or [
@@ -302,6 +305,9 @@ def _explain(
             f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(beside))}"
         )
         return ConfigError(f"unknown key {key[-1]!r}", where=where, hint=hint)
+    if first["type"] == "missing":
+        hint = f"write {key[-1]}: one of {', '.join(schedulers.names())}"
+        return ConfigError(f"there is no {key[-1]}", where=where, hint=hint)
     return ConfigError(f"{first['msg']} (it is {first['input']!r})", where=where)
 
 

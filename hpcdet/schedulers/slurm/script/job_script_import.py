@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdet.errors import ConfigError
-from hpcdet.jobs.script.options import OURS, SHORT
+from hpcdet.schedulers.common.job_script import Translation
+from hpcdet.schedulers.slurm.script.options import OURS, SHORT
 from hpcdet.schedulers.slurm.slurm_text import hosts, seconds
 
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?|-([A-Za-z])(.*)", re.DOTALL)
@@ -37,21 +37,6 @@ _WHY = {
     "hold": "say hpcdet submit --hold",
     "export": "jobs get no variable of the shell but those of the config and the site",
 }
-
-
-@dataclass
-class Translation:
-    """The result of a translation.
-
-    Attributes:
-        config: an experiment's config, plain.
-        setup: shell lines that belong before the worker: a site's ``setup``.
-        left: what was not translated, ``line N: TEXT: why``.
-    """
-
-    config: dict[str, Any] = field(default_factory=dict)
-    setup: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
 
 
 def translate(script: str, name: str) -> Translation:

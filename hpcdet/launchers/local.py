@@ -1,0 +1,55 @@
+"""Without a launcher: each rank is a process of the worker, on this node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcdet.launchers.common import Launch, RankDeath, StepRequest
+
+
+class NoLauncher:
+    """``common.Launcher`` for ranks that the worker starts itself."""
+
+    command = ""
+    starters: frozenset[str] = frozenset()
+    divides = False
+    alone: tuple[str, ...] = ()
+
+    def step(self, request: StepRequest) -> Launch:
+        """See ``common.Launcher``."""
+        ranks = tuple(_rank(number, request.ranks) for number in range(request.ranks))
+        return Launch(request.rank, request.environ, ranks, by_launcher=False)
+
+    def listener(self, args: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
+        """See ``common.Launcher``."""
+        return ()
+
+    def objection_to_mpi(self, args: Sequence[str]) -> tuple[str, str]:
+        """See ``common.Launcher``."""
+        hint = "site file: launcher: {kind: mpirun} (docs/guides/sites.md); or backend: auto"
+        return "this launcher starts processes without MPI", hint
+
+    def death(self, said: str) -> RankDeath | None:
+        """See ``common.Launcher``."""
+        return None
+
+    def first_failed(self, said: str) -> int | None:
+        """See ``common.Launcher``."""
+        return None
+
+    def lost_node(self, said: str) -> bool:
+        """See ``common.Launcher``."""
+        return False
+
+
+def _rank(rank: int, world: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world),
+        "NODE_RANK": "0",
+    }
+
+
+LAUNCHER = NoLauncher()

@@ -1,0 +1,66 @@
+"""Open MPI's ``mpirun`` (up to 4: orterun, from 5: prterun)."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+
+from hpcdet.launchers.common import Launch, RankDeath, StepRequest
+
+# What it says of the rank that failed first; by the time it says so it has ended all others.
+_EXITED = re.compile(r"Process name: \[.*,\s*(\d+)\]\s+Exit code:")
+_DIED = re.compile(r"run noticed that process rank \d+ .*? exited on\s+signal\s+(\d+)")
+_LOST = re.compile(r"has lost communication with a remote daemon")
+# On one node it needs no transport that opens ports; those left out would (libfabric's, too).
+_SHARED_MEMORY = ("OMPI_MCA_btl", "^tcp,ofi")
+
+
+class Mpirun:
+    """``common.Launcher`` for ``mpirun``."""
+
+    command = "mpirun"
+    starters = frozenset({"mpirun", "orterun", "prun"})
+    divides = False
+    alone = ("-np", "1")
+
+    def step(self, request: StepRequest) -> Launch:
+        """See ``common.Launcher``."""
+        argv = (
+            *(request.command or self.command, "-np", str(request.ranks)),
+            # what is free has been counted by the scheduler, or by the local backend
+            *("--map-by", f"ppr:{request.ranks_per_node}:node:OVERSUBSCRIBE", "--bind-to", "none"),
+            *request.daemons.arguments,
+            *request.args,
+        )
+        environ = {**request.environ}
+        if request.nodes == 1:
+            environ.setdefault(*_SHARED_MEMORY)
+        environ.update(request.daemons.environment)
+        end = signal.SIGINT
+        return Launch((*argv, *request.rank), environ, ({},), by_launcher=True, end_signal=end)
+
+    def listener(self, args: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
+        """See ``common.Launcher``."""
+        return ()
+
+    def objection_to_mpi(self, args: Sequence[str]) -> tuple[str, str]:
+        """See ``common.Launcher``."""
+        return "", ""
+
+    def death(self, said: str) -> RankDeath | None:
+        """See ``common.Launcher``."""
+        found = _DIED.search(said)
+        return RankDeath(signal.Signals(int(found[1])).name) if found else None
+
+    def first_failed(self, said: str) -> int | None:
+        """See ``common.Launcher``."""
+        found = _EXITED.search(said)
+        return int(found[1]) if found else None
+
+    def lost_node(self, said: str) -> bool:
+        """See ``common.Launcher``."""
+        return _LOST.search(said) is not None
+
+
+LAUNCHER = Mpirun()

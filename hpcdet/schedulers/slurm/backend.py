@@ -1,0 +1,57 @@
+"""The backend for Slurm: its faces, each imported where it is first asked for."""
+
+from __future__ import annotations
+
+from hpcdet.schedulers.common.backend import (
+    Backend,
+    FactsFace,
+    InsideFace,
+    NamesFace,
+    ScriptFace,
+)
+from hpcdet.schedulers.common.base import Scheduler
+from hpcdet.site import Site
+
+
+class SlurmBackend:
+    """``backend.Backend`` for Slurm."""
+
+    name = "slurm"
+    cluster = True
+
+    def control(self, site: Site) -> Scheduler:
+        """See ``backend.Backend``."""
+        from hpcdet.schedulers.slurm.slurm import SlurmScheduler
+
+        return SlurmScheduler(site)
+
+    @property
+    def script(self) -> ScriptFace:
+        """Directives of ``sbatch``."""
+        from hpcdet.schedulers.slurm.script import face
+
+        return face
+
+    @property
+    def inside(self) -> InsideFace:
+        """A worker's questions inside its allocation."""
+        from hpcdet.schedulers.slurm import inside
+
+        return inside
+
+    @property
+    def names(self) -> NamesFace:
+        """Variables and ids."""
+        from hpcdet.schedulers.slurm import names
+
+        return names
+
+    @property
+    def facts(self) -> FactsFace:
+        """What the cluster says of itself."""
+        from hpcdet.schedulers.slurm import facts
+
+        return facts
+
+
+BACKEND: Backend = SlurmBackend()

@@ -1,0 +1,204 @@
+"""The options of one ``sbatch``: ours, then the site's, then the user's, each over the last."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcdet.errors import ConfigError
+from hpcdet.schedulers.common.request import ScriptRequest, UserOptions
+from hpcdet.schedulers.slurm.script import node_requests
+from hpcdet.site.models import Value
+from hpcdet.units import clock_time
+
+MEBI = 1024**2
+OURS = frozenset({
+    "array", "job-name", "comment", "export", "output", "error", "open-mode", "chdir", "signal",
+    "requeue", "no-requeue", "exclude",
+})  # fmt: skip
+"""What the worker relies on; users' options may not change it."""
+SHORT = {"a": "array", "J": "job-name", "o": "output", "e": "error", "D": "chdir", "x": "exclude",
+         "p": "partition", "A": "account", "q": "qos", "C": "constraint", "t": "time", "N": "nodes",
+         "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "w": "nodelist"}  # fmt: skip
+
+
+SENTINEL_S = 900
+SENTINEL_MEMORY = "1G"
+"""What a sentinel gets: it reads files, and may have to wait for a dead holder's lease."""
+
+HETJOB = (":", "hetjob", "packjob", "--hetjob", "--packjob")
+"""What parts of a job of several shapes are written with: our workers all have one shape."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Return the text that a template prints behind ``#SBATCH``.
+
+    ``options("time", "mem")`` are those of the named ones that apply, in this order, quoted;
+    ``options.others`` are all that hpcdet has no word of its own for.
+    """
+
+    values: Mapping[str, Value]
+    known: frozenset[str]
+
+    def __call__(self, *names: str) -> list[str]:
+        return [
+            text
+            for name in names
+            if name in self.values and (text := _line(name, self.values[name]))
+        ]
+
+    @property
+    def others(self) -> list[str]:
+        return self(*(name for name in self.values if name not in self.known))
+
+
+def collect(request: ScriptRequest) -> Options:
+    """All options of a submission.
+
+    Raises:
+        ConfigError: an option of the user is not understood, or asks for what hpcdet sets itself
+            or for what a policy forbids.
+    """
+    if request.watches:
+        return _of_sentinel(request)
+    return _of_worker(request)
+
+
+def _of_worker(request: ScriptRequest) -> Options:
+    ours = _ours(request)
+    values: dict[str, Value] = {**ours, **_waiting(request), **request.view.directives}
+    for name in request.view.skip:
+        values.pop(name, None)
+    values.update(parse(request.user))
+    if request.required is not None:
+        values = node_requests.added(values, chosen(request.pool, request.user), request.required)
+    return Options(values, frozenset(ours) | {"partition", "account", "qos", "time", "mem"})
+
+
+def chosen(pool: str | None, user: UserOptions) -> dict[str, Value]:
+    """Options that the experiment's user has chosen. Raises ConfigError as ``parse``."""
+    given = {"partition": pool} if pool is not None else {}
+    return {**given, **parse(user)}
+
+
+SIZES = frozenset({
+    "array", "nodes", "ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-gpu",
+    "ntasks-per-socket", "cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu", "mem-per-gpu",
+    "gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "exclusive", "nodelist",
+    "exclude", "sockets-per-node", "cores-per-socket", "threads-per-core", "switches", "contiguous",
+    "time", "time-min", "signal", "requeue", "no-requeue", "hold", "mincpus",
+})  # fmt: skip
+"""What is asked for a worker's sake; a sentinel is small."""
+
+
+def _of_sentinel(request: ScriptRequest) -> Options:
+    """Options of the job that runs after an array: where its workers do, but one small task."""
+    given, view = _of_worker(request), request.view
+    dependency = {"bad": "afternotok", "any": "afterany"}[request.after_end]
+    small: dict[str, Value] = {
+        "dependency": f"{dependency}:{request.watches}",
+        # else it stays in the queue for ever once all tasks have ended well
+        "kill-on-invalid-dep": "yes",
+        "nodes": 1,
+        "ntasks": 1,
+        "cpus-per-task": 1,
+        "mem": SENTINEL_MEMORY if given.values.get("mem") else None,
+        "time": clock_time(min(SENTINEL_S, view.max_walltime_s or SENTINEL_S)),
+        "output": str(given.values["output"]).replace("%A_%a", "%j"),
+    }
+    kept = {name: value for name, value in given.values.items() if name not in SIZES}
+    asked = {name: value for name, value in small.items() if name not in view.skip}
+    return Options({**kept, **asked}, given.known | set(small))
+
+
+def _ours(request: ScriptRequest) -> dict[str, Value]:
+    logs = str(request.output).replace("\\", "\\\\").replace("%", "%%")
+    memory = request.memory_per_node
+    return {
+        "job-name": request.name,
+        "comment": request.tag,
+        "array": f"0-{request.tasks - 1}%{request.throttle}",
+        **_size(request),
+        "cpus-per-task": request.cpus_per_rank,
+        "mem": None if memory is None else f"{math.ceil(memory / MEBI)}M",
+        "time": None if request.walltime_s is None else clock_time(request.walltime_s),
+        "exclude": ",".join(request.exclude) or None,
+        "chdir": str(request.folder),
+        "output": f"{logs}/%A_%a.log",
+        "open-mode": "append",
+        "signal": f"USR2@{request.signal_lead_s}",
+        # the script allows it once it runs: a launch that fails must not leave a task that is held
+        "no-requeue": True,
+        "export": "NIL",
+    }
+
+
+def _size(request: ScriptRequest) -> dict[str, Value]:
+    if request.least_nodes == request.nodes:
+        return {"nodes": request.nodes, "ntasks-per-node": request.ranks_per_node}
+    # once a job that names tasks has had the most nodes, Slurm counts the tasks of all of them as
+    # asked for, and the requeued job waits until there are as many again
+    return {
+        "nodes": f"{request.least_nodes}-{request.nodes}",
+        "mincpus": request.ranks_per_node * request.cpus_per_rank,
+    }
+
+
+def _waiting(request: ScriptRequest) -> dict[str, Value]:
+    """Options that keep a job in the queue; templates print them among the others."""
+    if request.after and "dependency" in parse(request.user):
+        raise _refuse("--dependency is there already; --after sets it, too", request.user)
+    after = ":".join(["afterok", *request.after]) if request.after else None
+    after = f"afterany:{request.behind}" if request.behind else after
+    return {"hold": request.held, "dependency": after}
+
+
+def parse(user: UserOptions) -> dict[str, Value]:
+    """``["--gres=gpu:1", "-A acct", "--exclusive"]`` as a mapping of options to values.
+
+    Raises:
+        ConfigError: an argument is no option, or one that hpcdet sets itself.
+    """
+    try:
+        words = [word for argument in user.words for word in shlex.split(argument)]
+    except ValueError as error:
+        raise _refuse(f"a quote is not closed in {list(user.words)}", user) from error
+    found: dict[str, Value] = {}
+    while words:
+        word = words.pop(0)
+        match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?|-([A-Za-z])(.*)", word, re.DOTALL)
+        if word in HETJOB:
+            raise _refuse("heterogeneous jobs (hetjobs) are not supported", user)
+        if match is None:
+            raise _refuse(f"{word!r} is no option of sbatch", user)
+        name, value, letter, tail = match.groups()
+        if letter is not None:
+            if letter not in SHORT:
+                raise _refuse(f"write -{letter} in its long form", user)
+            name, value = SHORT[letter], tail or None
+        if name in OURS:
+            raise _refuse(f"--{name} is set by hpcdet itself", user)
+        if value is None and words and not words[0].startswith("-"):
+            value = words.pop(0)
+        found[name] = True if value is None else value
+    return found
+
+
+def _refuse(what: str, user: UserOptions) -> ConfigError:
+    return ConfigError(what, where=user.where, hint='write ["--gres=gpu:1", "--exclusive"]')
+
+
+def _line(name: str, value: Value) -> str:
+    if value is None or value is False:
+        return ""
+    if value is True:
+        return f"--{name}"
+    text = str(value)
+    if re.search(r"[\x00-\x1f\x7f]", text):
+        # a line break would end the directive and start a command
+        raise ConfigError("a control character in an option of sbatch", where=f"--{name}={text!r}")
+    return f"--{name}={shlex.quote(text)}"

@@ -1,0 +1,1 @@
+"""Site files: their search path and inheritance, and which of them fits this host."""

@@ -1,0 +1,60 @@
+"""Schedulers and launchers are known to their own modules, and to nobody else."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+HPCDET = Path(__file__).resolve().parents[2] / "hpcdet"
+
+WORDS = re.compile(
+    r"slurm|sbatch|squeue|scontrol|sacct|scancel|\bsinfo|salloc|(?<!j)srun|hetjob"
+    r"|(?<![a-z])q(?:sub|stat|del|alter|hold|rls|rerun|select|mgr)(?![a-z])|torque|pbs",
+    re.IGNORECASE,
+)
+"""Words of Slurm, PBS and Torque."""
+
+OWN = (
+    *("schedulers/slurm/", "schedulers/pbs/", "schedulers/torque/"),
+    *("launchers/srun.py", "launchers/pbsdsh.py"),
+)
+"""Backends, and launchers that belong to one scheduler."""
+RANKS = "process/ranks.py"
+"""A rank reads its number where its launcher puts it."""
+SECTIONS = (
+    *("store/config/placement.py", "store/config/resolved_config.py", "store/config/overrides.py"),
+    *("config/determined/foreign_shapes.py", "config/determined/unsupported_keys.py"),
+)
+"""The config's sections ``slurm`` and ``pbs``, which are Determined's."""
+
+
+def words(path: Path) -> Iterator[tuple[int, str]]:
+    """Each name and each literal of a module with its line, but for docstrings."""
+    tree = ast.parse(path.read_text())
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield line, node.value
+        for name in ("id", "attr", "arg", "name", "module", "asname"):
+            if isinstance(found := getattr(node, name, None), str):
+                yield line, found
+
+
+def test_no_word_of_a_scheduler_stands_outside_its_backend() -> None:
+    found = [
+        f"{path.relative_to(HPCDET)}:{line}: {text!r}"
+        for path in sorted(HPCDET.rglob("*.py"))
+        if not (name := str(path.relative_to(HPCDET))).startswith((*OWN, RANKS, *SECTIONS))
+        for line, text in words(path)
+        if WORDS.search(text)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_words_are_found_in_names_and_literals(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text('"""About Slurm."""\nimport os\nx = os.environ["SLURM_JOB_ID"]\nqsub = 1\n')
+    assert {text for _, text in words(module) if WORDS.search(text)} == {"SLURM_JOB_ID", "qsub"}
