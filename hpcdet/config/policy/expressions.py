@@ -22,6 +22,9 @@ _MOST = 10**8
 """Ways of which trying all takes about a second."""
 _WIDE = 16
 """Repeats from which on their number is taken as bounded by the name alone."""
+_ENDLESS = 1e300
+"""Ways that are counted as no more, since numbers end at 1e308."""
+_BEGINNINGS = ("AT_BEGINNING", "AT_BEGINNING_STRING")
 _HINT = r"write it with fewer repeats, and none within another: '^blocks\.\d+\.'"
 _parser: Any = importlib.import_module("re._parser")  # the tree that ``re`` itself compiles
 
@@ -38,7 +41,7 @@ class _Ways:
         return self.choices <= 1 and not self.wide
 
     def then(self, other: _Ways) -> _Ways:
-        return _Ways(self.choices * other.choices, self.wide + other.wide)
+        return _Ways(min(self.choices * other.choices, _ENDLESS), self.wide + other.wide)
 
     def either(self, other: _Ways) -> _Ways:
         return _Ways(self.choices + other.choices, max(self.wide, other.wide))
@@ -53,11 +56,11 @@ def expression(text: str) -> str:
     try:
         tree = _parser.parse(text)
         re.compile(text)
+        ways = _sequence(tree)
     except (re.error, RecursionError, OverflowError) as error:
         hint = r"one for names that begin with body. is '^body\.'"
         raise ValueError(f"it is no regular expression: {error}", hint) from None
-    ways = _sequence(tree)
-    anchored = bool(len(tree)) and str(tree[0][0]) == "AT"
+    anchored = bool(len(tree)) and str(tree[0][1]) in _BEGINNINGS
     ends = min(ways.wide + (not anchored), _LONGEST // 2)
     if ways.choices * math.comb(_LONGEST, ends) > _MOST:
         what = "it has repeats that fit a name in so many ways that trying them may take for ever"
@@ -98,4 +101,5 @@ def _repeated(least: int, most: int, body: Any) -> _Ways:
     if most == 1:
         return inner.either(_Ways()) if least == 0 else inner
     times = min(int(most), _LONGEST)
-    return _Ways(inner.choices**times if inner.choices > 1 else 1.0, inner.wide * times)
+    logarithm = min(times * math.log(inner.choices), math.log(_ENDLESS))
+    return _Ways(math.exp(logarithm), inner.wide * times)
