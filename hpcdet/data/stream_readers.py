@@ -134,11 +134,11 @@ class SourcedReader:
         position: State | None = None,
     ) -> None:
         self._collate, self._share, self._worker = collate, share, worker
-        parts: Mapping[str, Any] = {} if position is None else position.get("parts", {})
+        parts: Mapping[str, Any] = {} if position is None else position["parts"]
         if position is not None and parts.keys() != dataset.parts.keys():
             raise ConfigError(
-                f"the checkpoint has a position in {', '.join(parts) or 'one stream'}, and the "
-                f"data are streams of {', '.join(dataset.parts)}",
+                f"the checkpoint has a position in {', '.join(parts)}, and the data are streams of "
+                f"{', '.join(dataset.parts)}",
                 where="Sourced",
                 hint="go on with the streams that it was trained on",
             )

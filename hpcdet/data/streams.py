@@ -71,7 +71,8 @@ class Stream:
         """Go on from a position.
 
         Raises:
-            ConfigError: it is that of another number of loader workers.
+            ConfigError: it is that of another number of loader workers, or of streams without
+                sources where these have some, or the other way round.
         """
         if len(state["workers"]) != len(self._workers):
             raise ConfigError(
@@ -79,6 +80,14 @@ class Stream:
                 f"of its own, and now there are {len(self._workers)}",
                 where="DataLoader(num_workers=…)",
                 hint="use the same number; data with indices leave it free",
+            )
+        sourced = self._share is not None
+        if any(one is not None and ("parts" in one) != sourced for one in state["workers"]):
+            had, has = ("one stream", "streams with sources")[:: 1 if sourced else -1]
+            raise ConfigError(
+                f"the checkpoint has a position in {had}, and the data are {has}",
+                where="DataLoader",
+                hint="go on with the streams that it was trained on",
             )
         self._workers, self._turn = list(state["workers"]), state["turn"]
 

@@ -131,6 +131,18 @@ def test_a_position_in_other_streams_is_refused() -> None:
         next(stream.endless())
 
 
+def test_a_position_in_a_stream_without_sources_is_none_in_streams_with_some() -> None:
+    kinds: list[Any] = [data(), Words("web", 9)]
+    with_sources, without = (DataLoader(one, 4).stream(7, 0, 2) for one in kinds)
+    for stream, other, said in (
+        (with_sources, without, "position in one stream, and the data are streams with sources"),
+        (without, with_sources, "position in streams with sources, and the data are one stream"),
+    ):
+        next(other.endless())
+        with pytest.raises(ConfigError, match=said):
+            stream.load(other.state())
+
+
 def test_a_validation_passes_through_each_source_once() -> None:
     loader = DataLoader(data(), 4, collate_fn=list)
     stream = loader.stream(7, 0, 2)
