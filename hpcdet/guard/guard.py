@@ -253,7 +253,8 @@ class Guard:
 
         Raises:
             UsageError: no batch is being trained, or a row is not in it.
-            PolicyRefused: the policy does not know a source, or several optimizers step.
+            PolicyRefused: the policy does not know a source, several optimizers step (P12), or
+                isolation is wanted (P11).
         """
         now = self._rows
         if now is None and sources is not None and not torch.is_grad_enabled():
@@ -272,6 +273,8 @@ class Guard:
                 where="context.rows",
                 hint="use one optimizer, with a group of parameters for each",
             )
+        why, hint = "the code names rows", "give the model the batch itself, row by row"
+        lane_rules.refuse_unproven(self.policy, why, "context.rows", hint)
         places = None if sources is not None else np.asarray(indices, dtype=np.int64)
         if sources is not None:
             weights, known = self._of_sources(SourceTable.of(sources, "context.rows"))

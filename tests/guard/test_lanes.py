@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from pathlib import Path
@@ -13,8 +14,10 @@ import torch
 from torch import nn
 
 from hpcdet import pytorch
+from hpcdet.data.sample_order import Slice
 from hpcdet.data.sourced import SourceTable
 from hpcdet.errors import UsageError
+from hpcdet.guard.guard import Guard
 from hpcdet.guard.routing.router import Router
 from hpcdet.guard.routing.row_sources import RowSources
 from hpcdet.policy.codes import PolicyRefused
@@ -203,8 +206,6 @@ def test_under_fsdp2_a_lane_trains_where_isolation_is_not_claimed(tmp_path: Path
 
 
 def test_a_lane_without_the_policys_sources_is_refused() -> None:
-    from hpcdet.guard.guard import Guard
-
     guard = Guard(ISOLATED, torch.device("cpu"), lambda one: [one])
     for lane, said in (
         (nn.Linear(2, 2), "and every row of a batch uses it"),
@@ -214,6 +215,20 @@ def test_a_lane_without_the_policys_sources_is_refused() -> None:
         model = nn.ModuleDict({"low": nn.Linear(2, 2), "lane": lane})
         with pytest.raises(PolicyRefused, match=f"P11: .*{said}"):
             guard.take(model)
+
+
+def test_rows_that_code_names_are_refused_where_isolation_is_wanted() -> None:
+    """No probe changes a lane under rows that were made from several."""
+    part = Slice(0, 4, np.arange(4), 4, last=False, whole=np.arange(4))
+    for wanted in (dataclasses.replace(ISOLATED, assurance="state_clean"), ISOLATED):
+        guard = Guard(wanted, torch.device("cpu"), lambda one: [one])
+        guard.use(SourceTable.of(["a", "a", "c", "c"]), counted=True)
+        guard.begin(part.whole)
+        with guard.share(part, 1.0, 0, first=True), contextlib.ExitStack() as refused:
+            if wanted.assurance == "isolated":
+                refused.enter_context(pytest.raises(PolicyRefused, match="P11: isolation cannot"))
+            with guard.rows([3, 2, 1, 0]):
+                assert wanted.assurance == "state_clean"
 
 
 @pytest.mark.parametrize("validates", ["none", "sourced"])

@@ -269,7 +269,8 @@ class PyTorchTrialContext(TrialContext):
 
         Raises:
             UsageError: a row is not in the batch.
-            PolicyRefused: the policy does not know a source; a module is given more or fewer rows.
+            PolicyRefused: the policy does not know a source, or wants isolation; a module is given
+                more or fewer rows.
         """
         if self.learning.guard is None:
             return contextlib.nullcontext()
