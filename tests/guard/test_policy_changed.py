@@ -15,6 +15,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hpcdet import checkpoint
+from hpcdet.guard.resume import deciding
 from hpcdet.policy.changes.change_writer import ChangeWriter
 from hpcdet.policy.compiled import CompiledPolicy, PolicyText, TrustedKey, UseAgreement
 from hpcdet.policy.keys import key_files
@@ -221,3 +222,18 @@ def test_a_clock_that_is_behind_brings_no_agreement_back(
     with ledger.open("ab") as file:
         file.write(b'{"body":')
     assert records.last_time(ledger) == last, "a writer that was killed leaves a part of a line"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "day"),
+    [
+        ("2027-06-01T23:40:00+00:00", 1),
+        ("2027-06-02T00:10:00+00:00", 2),  # by a clock that is 20 minutes ahead
+        ("2027-06-02T12:00:00+14:00", 1),  # 22:00 in UTC
+        ("2027-06-03T23:00:00-04:00", 4),
+    ],
+)
+def test_no_day_is_before_one_that_was_recorded(recorded: str, day: int) -> None:
+    now = datetime(2027, 6, 1, 23, 50, tzinfo=UTC)
+    found = deciding._no_earlier(now, ["2027-05-01T00:00:00+00:00", recorded])
+    assert found.date() == datetime(2027, 6, day, tzinfo=UTC).date()

@@ -20,7 +20,7 @@ from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.fs import files
 
 CLOCKS = datetime.timedelta(hours=1)
-"""By which a node's clock may be behind another's."""
+"""By which a node's clock may be behind another's before it is told."""
 T = TypeVar("T")
 
 
@@ -69,15 +69,15 @@ def _decided(trial: TrialPaths, paths: ExperimentPaths, governance: Governance) 
 
 def _no_earlier(now: datetime.datetime, recorded: Iterable[str]) -> datetime.datetime:
     """Return the present time, or that of the newest record where the clock is behind it."""
-    newest = max(map(datetime.datetime.fromisoformat, recorded), default=now)
-    behind = newest - now
-    if behind <= CLOCKS:
-        return now
-    say(
-        f"the clock of {node_name()} is {behind.total_seconds() / 3600:.0f} h behind what was "
-        f"recorded at {newest:%Y-%m-%d %H:%M} UTC: agreements are judged by that day; set the clock"
-    )
-    return newest
+    times = (datetime.datetime.fromisoformat(one) for one in recorded)
+    newest = max((one.astimezone(datetime.UTC) for one in times), default=now)
+    if newest - now > CLOCKS:
+        hours = (newest - now).total_seconds() / 3600
+        say(
+            f"the clock of {node_name()} is {hours:.0f} h behind what was recorded at "
+            f"{newest:%Y-%m-%d %H:%M} UTC: agreements are judged by that day; set the clock"
+        )
+    return max(now, newest)
 
 
 def _withdrawn(paths: ExperimentPaths, policy: CompiledPolicy) -> dict[str, str]:
