@@ -160,6 +160,11 @@ def hidden(said: dict[str, Any]) -> None:
     said["exposure"][0] = [0.0, 0.0]
 
 
+def without_a_layer(said: dict[str, Any]) -> None:
+    for row in (said["layers"], *said["exposure"]):
+        row.pop()
+
+
 def unsigned(said: dict[str, Any]) -> None:
     del said["seal"]
 
@@ -207,7 +212,7 @@ def test_sums_without_a_signature_are_compared_with_the_ledger(cli: Cli, ruled: 
     config.write_text(config.read_text().replace(ruled.governance.signer, ""))
     folder = ruled.attempt(POLICY, {"hosp-a": 3, "public": 5})
     assert report(cli)["unverified"] == ""
-    for forgery in (hidden, FORGED["rows"][1]):
+    for forgery in (hidden, without_a_layer, FORGED["rows"][1]):
         whole = (folder / "MANIFEST.json").read_bytes()
         forge(folder, forgery)
         assert report(cli)["unverified"].startswith("G114: ")

@@ -192,7 +192,9 @@ def _is_exposure(said: Mapping[str, Any], counted: Mapping[str, Mapping[str, flo
     """Whether what a manifest says of exposure is what was counted, by source and layer."""
     try:
         rows = dict(zip(said["sources"], said["exposure"], strict=True))
-        return counted.keys() <= rows.keys() and all(
+        layers = {layer for row in counted.values() for layer in row}
+        whole = counted.keys() <= rows.keys() and layers <= set(said["layers"])
+        return whole and all(
             math.isclose(units, counted.get(source, {}).get(layer, 0.0), abs_tol=1e-9)
             for source, row in rows.items()
             for layer, units in zip(said["layers"], row, strict=True)
