@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from hpcdet.policy.ledger import records
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.exports.governed_model import governed_model
 from hpcdet.read.governed.governed_trials import governance
+from hpcdet.read.lookup.impact import impact
 from hpcdet.read.report import render
 from hpcdet.store.config import resolved_config
 from tests.commands import Cli
@@ -217,6 +219,22 @@ def test_sums_without_a_signature_are_compared_with_the_ledger(cli: Cli, ruled: 
         forge(folder, forgery)
         assert report(cli)["unverified"].startswith("G114: ")
         (folder / "MANIFEST.json").write_bytes(whole)
+
+
+def test_a_ledger_that_cannot_be_read_hides_no_checkpoint(
+    cli: Cli, ruled: Ruled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ruled.attempt(POLICY, {"hosp-a": 3, "public": 5})
+
+    def fails(number: int, path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(records, "read", fails)
+    found = impact([ruled.paths], "hosp-a")
+    assert [one.trial for one in found.items] == [1]
+    assert found.warnings == [
+        f"{EXP}/1: NOT VERIFIED: {folder.name}: a ledger cannot be read: Input/output error"
+    ]
 
 
 def test_a_checkpoint_in_the_folder_of_another_is_told(cli: Cli, ruled: Ruled) -> None:

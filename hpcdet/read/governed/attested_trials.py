@@ -141,6 +141,15 @@ class AttestedTrial:
             refuse_other_counts(claim, found)
         return ""
 
+    def doubt(self, folder: Path) -> str:
+        """Why what a checkpoint says of its training proves nothing; "" if it is verified."""
+        try:
+            return self.check(folder)
+        except IntegrityError as error:
+            return error.what
+        except OSError as error:
+            return f"a ledger cannot be read: {error.strerror}"
+
     def _refuse_other_policy(self, claim: CheckpointClaim) -> None:
         digest = str(claim.said.get("policy_digest"))
         if self.policies is not None and self.policies.of_digest(digest) is None:

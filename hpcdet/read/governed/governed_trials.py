@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from hpcdet.errors import IntegrityError
 from hpcdet.goals import RESERVED
 from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.policy.memorization import canary_evidence, twin_evidence
@@ -237,7 +235,7 @@ def _view(
         trial=trial.number,
         step=said.step,
         checkpoint=said.name,
-        unverified=_unverified(beside, said.folder),
+        unverified="" if said.folder is None else beside.doubt(said.folder),
         assurance=assurance,
         statement=_statement(policy),
         ablates=policy.ablates,
@@ -266,16 +264,6 @@ def _view(
         nodes=[_nodes(one, policy) for one in trial.attempts if any(one.of_kind("start"))],
         recorded=said.others,
     )
-
-
-def _unverified(beside: AttestedTrial, folder: Path | None) -> str:
-    """Why a checkpoint's account proves nothing; "" if it is verified, or there is none."""
-    try:
-        return "" if folder is None else beside.check(folder)
-    except IntegrityError as error:
-        return error.what
-    except OSError as error:
-        return f"a ledger cannot be read: {error.strerror}"
 
 
 def _checks(lines: Iterable[tuple[int, Mapping[str, Any]]]) -> list[CheckView]:

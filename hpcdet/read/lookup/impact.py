@@ -174,7 +174,6 @@ def _trial(
             continue
         try:
             saved.append(_saved(Path(row.path), source))
-            doubtful = doubtful or _doubt(beside, Path(row.path))
         except (
             IntegrityError,
             AttributeError,
@@ -185,6 +184,9 @@ def _trial(
         ) as error:
             what = error.what if isinstance(error, IntegrityError) else "it is damaged"
             warnings.append(f"{where}: {row.name} is left out: {what}")
+            continue
+        if not doubtful and (doubt := beside.doubt(Path(row.path))):
+            doubtful = f"{row.name}: {doubt}"
     unknown = [one.name for one in saved if not one.known]
     if unknown and experiment.history is not None:
         warnings.append(f"{where}: the history of {unknown[0]} is not known")
@@ -203,15 +205,6 @@ def _trial(
             given = parents.given(there)
             found.origin = given["meta"]["linked"]["root"] if given else found.origin
     return found
-
-
-def _doubt(beside: AttestedTrial, folder: Path) -> str:
-    """Why what a checkpoint says of itself proves nothing; "" if its ledgers confirm it."""
-    try:
-        said = beside.check(folder)
-    except IntegrityError as error:
-        said = error.what
-    return f"{folder.name}: {said}" if said else ""
 
 
 def _saved(folder: Path, source: str) -> _Saved:
