@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdet.config.policy.anchor_places import refuse_unusable
 from hpcdet.errors import IntegrityError
 from hpcdet.guard.accounts import anchoring
 from hpcdet.guard.accounts.anchoring import Anchoring
@@ -329,6 +330,22 @@ def test_a_second_user_reads_what_he_can_neither_change_nor_remove(
     assert by(second, lambda: seqs(public, OTHER) == [1, 2] or os._exit(2)) == 0
     for harm in (lambda: path.open("ab"), path.unlink, lambda: path.rename(public / "x")):
         assert by(second, harm) == 1
+    assert seqs(public, OTHER) == [1, 2]
+
+
+@ROOT
+def test_a_folder_that_may_not_be_listed_holds_heads(public: Path, ledger: Path) -> None:
+    """As a service has one that takes files over: it is accepted at submission, too."""
+    ledger.chmod(0o644)
+    public.chmod(0o1733)
+
+    def held() -> None:
+        refuse_unusable([f"file:{public}"])
+        anchors = Anchoring([f"file:{public}"], OF, ledger)
+        give(anchors, 1, 2)
+        assert anchors.close() == []
+
+    assert by(OTHER, held) == 0
     assert seqs(public, OTHER) == [1, 2]
 
 

@@ -136,7 +136,8 @@ def _delivery(anchor: str, of: LedgerOwner) -> Deliver:
 
 
 def _to_file(path: Path, head: AnchoredHead, _: GiveUp) -> None:
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # by O_PATH: a user may make files in a folder that he may not list
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         around = os.fstat(folder)
         if removers := trust.removers(around):
