@@ -332,7 +332,8 @@ class CompiledPolicy:
     @property
     def digest(self) -> str:
         """Digest of all of it, ``sha256:…``."""
-        return _digest(self.encode())
+        text = json.dumps(self.encode(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
     def encode(self) -> dict[str, Any]:
         """The content of ``policy.json``, without its digest; of ablations only where one is."""
@@ -395,8 +396,3 @@ class PolicyText:
 
     text: str
     compiled: CompiledPolicy
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from hpcdet.errors import ConfigError
 from hpcdet.policy.codes import GovernanceBroken
-from hpcdet.policy.provenance import chains
-from hpcdet.policy.provenance.chains import Artifact, ChainLink, ChainVerdict, LinkTool, SourceChain
+from hpcdet.policy.provenance import chain_verdicts, chains
+from hpcdet.policy.provenance.chain_verdicts import ChainVerdict
+from hpcdet.policy.provenance.chains import Artifact, ChainLink, LinkTool, SourceChain
 from hpcdet.policy.provenance.source_manifests import ListedFile, SourceManifest
 
 KEY, OTHER = "11" * 32, "22" * 32
@@ -62,7 +63,7 @@ def text(chain: SourceChain) -> bytes:
 
 def judged(chain: SourceChain, **more: object) -> ChainVerdict:
     rest = {"trust": [public(KEY)], "manifest": MANIFEST, "today": DAY} | more
-    return chains.verify(chain, **rest)  # type: ignore[arg-type]
+    return chain_verdicts.verify(chain, **rest)  # type: ignore[arg-type]
 
 
 def reasons(chain: SourceChain, **more: object) -> str:

@@ -510,7 +510,6 @@ import sys
 from pathlib import Path
 from hpcdet.policy.ledger.records import LedgerOwner
 from hpcdet.policy.ledger.writer import LedgerWriter
-from hpcdet.policy.merkle import Merkle
 writer = LedgerWriter(Path(sys.argv[1]), LedgerOwner("exp", 1, 1))
 print("begun", flush=True)
 step = 0

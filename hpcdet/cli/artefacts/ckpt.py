@@ -12,16 +12,15 @@ from typing import Any
 import click
 
 from hpcdet import units
-from hpcdet.cli.artefacts import reading
+from hpcdet.cli.artefacts import named_checkpoints, reading
 from hpcdet.cli.frame.ids import id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import confirm, settings
 from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.read.experiment import gather, states
-from hpcdet.read.lookup import attested_checkpoints, find, source_checkpoint
+from hpcdet.read.lookup import attested_checkpoints, find
 from hpcdet.read.views import views
 from hpcdet.read.views.checkpoints import CheckpointView
-from hpcdet.store.folder.layout import CHECKPOINT_NAME, TrialPaths
 from hpcdet.store.fs import files
 from hpcdet.store.trials import pins
 from hpcdet.store.trials.standing import MANIFEST
@@ -127,7 +126,7 @@ def digest(out: Output, what: Sequence[str]) -> None:
     \b
     Example: hpcdet ckpt digest EXP/trials/0003/checkpoints/00000300.g2
     """
-    rows = reading.run("digest", _folders(what))
+    rows = reading.run("digest", named_checkpoints.folders(what))
     _refuse_damaged(rows)
     if out.for_people and not out.fields:
         for row in rows:
@@ -154,7 +153,7 @@ def verify(out: Output, what: Sequence[str], deep: bool) -> None:
     \b
     Example: hpcdet ckpt verify digits-7f3a --deep
     """
-    rows = reading.run("verify" if deep else "look", _folders(what))
+    rows = reading.run("verify" if deep else "look", named_checkpoints.folders(what))
     refused = attested_checkpoints.refusals([one.path for one in rows], settings().root)
     rows = [
         replace(one, state="damaged", error=str(refused[one.path]))
@@ -193,7 +192,7 @@ def export(
     if form is None:
         raise UsageError(f"which format is {out.name}", hint=f"give --format {'|'.join(FORMATS)}")
     flags = ["--all"] if whole else []
-    folder = _one(what, step, which)
+    folder = named_checkpoints.one(what, step, which)
     row = reading.one(f"exporting {folder.name}", "export", "--format", form, *flags, folder, out)
     settings().note(f"{row['tensors']} tensors of {folder}, {units.size(row['bytes'])}")
     click.echo(row["path"])
@@ -228,7 +227,7 @@ def get(what: str, step: str | None, which: str, out: Path | None) -> None:
     \b
     Example: hpcdet ckpt get digits-7f3a/3 --best -o ~/best
     """
-    source = _one(what, step, which)
+    source = named_checkpoints.one(what, step, which)
     row = reading.one(f"copying {source.name}", "get", source, out or Path(source.name))
     click.echo(row["path"])
 
@@ -242,8 +241,8 @@ def pin(out: Output, what: str, step: str | None, which: str) -> None:
     \b
     Example: hpcdet ckpt pin digits-7f3a/3 300
     """
-    folder = _one(what, step, which)
-    trial = _trial_of(folder)
+    folder = named_checkpoints.one(what, step, which)
+    trial = named_checkpoints.trial_of(folder)
     pins.pin(trial, folder.name)
     if not any((place / folder.name / MANIFEST).exists() for place in trial.checkpoint_places):
         pins.unpin(trial, folder.name)
@@ -260,8 +259,8 @@ def unpin(out: Output, what: str, step: str | None, which: str) -> None:
     \b
     Example: hpcdet ckpt unpin digits-7f3a/3 300
     """
-    folder = _one(what, step, which)
-    if not pins.unpin(_trial_of(folder), folder.name):
+    folder = named_checkpoints.one(what, step, which)
+    if not pins.unpin(named_checkpoints.trial_of(folder), folder.name):
         raise NotFound("the checkpoint is not pinned", where=str(folder))
     _emit_pin(out, folder, False)
 
@@ -280,7 +279,7 @@ def rm(out: Output, what: Sequence[str], dry_run: bool) -> None:
     \b
     Example: hpcdet ckpt rm digits-7f3a/3 -n
     """
-    folders = _with_copies(_folders(what))
+    folders = named_checkpoints.with_copies(named_checkpoints.folders(what))
     for folder in folders:
         _refuse_live(folder)
         _refuse_pinned(folder)
@@ -299,70 +298,11 @@ def rm(out: Output, what: Sequence[str], dry_run: bool) -> None:
     out.emit(rows, columns, key="path")
 
 
-def _folders(what: Sequence[str]) -> list[Path]:
-    """Return the requested checkpoint folders: paths as given, all complete ones of an id."""
-    found: list[Path] = []
-    for text in what:
-        path = Path(text).expanduser().absolute()
-        if (path / MANIFEST).exists() or (path.is_dir() and CHECKPOINT_NAME.search(path.name)):
-            found.append(path)
-            continue
-        reference = find.reference(text, settings().root)
-        rows = views.checkpoints(reference.paths, reference.trial)
-        there = [row for row in rows if row.state in source_checkpoint.THERE]
-        complete = [Path(copy) for row in there for copy in row.copies]
-        if not complete:
-            raise NotFound("the trial has no complete checkpoint", where=str(reference))
-        found.extend(complete)
-    return found
-
-
-def _one(what: str, step: str | None, which: str) -> Path:
-    """Return the checkpoint named by ``ID[/T] [--best|--latest|STEP]`` or by its path."""
-    path = Path(what).expanduser().absolute()
-    if (path / MANIFEST).exists():
-        return path
-    reference = find.reference(what, settings().root)
-    gathered = gather.gather(reference.paths)
-    any_trial = which == "best" and step is None
-    trial = reference.trial
-    if not trial and not any_trial:
-        trial = find.trial(what, settings().root).number
-    listed = views.checkpoints(gathered, trial)
-    rows = [row for row in listed if row.state in source_checkpoint.THERE]
-    if not rows:
-        raise NotFound("the trial has no complete checkpoint", where=str(reference))
-    if any_trial:
-        return Path(source_checkpoint.best(rows, gathered, str(reference)).path)
-    name = source_checkpoint.checkpoint(gathered, trial, step) if step else rows[-1].name
-    return next(Path(row.path) for row in rows if row.name == name)
-
-
-def _trial_of(folder: Path) -> TrialPaths:
-    reference = find.reference(str(folder), settings().root)
-    if not reference.trial:
-        raise NotFound("the folder is not a checkpoint of an experiment", where=str(folder))
-    return reference.paths.trial(reference.trial)
-
-
 def _refuse_pinned(folder: Path) -> None:
     with contextlib.suppress(NotFound):
-        if folder.name in pins.pinned(_trial_of(folder)):
+        if folder.name in pins.pinned(named_checkpoints.trial_of(folder)):
             hint = "unpin it first: hpcdet ckpt unpin"
             raise UsageError("the checkpoint is pinned", where=str(folder), hint=hint)
-
-
-def _with_copies(folders: Sequence[Path]) -> list[Path]:
-    """Return the folders and, for checkpoints of an experiment, their copies in the other place."""
-    found = {folder.resolve(): folder for folder in folders}
-    for folder in folders:
-        with contextlib.suppress(NotFound):
-            reference = find.reference(str(folder), settings().root)
-            if reference.trial:
-                for place in reference.paths.trial(reference.trial).checkpoint_places:
-                    if (place / folder.name).is_dir():
-                        found.setdefault((place / folder.name).resolve(), place / folder.name)
-    return list(found.values())
 
 
 def _refuse_damaged(rows: Sequence[reading.CheckedView]) -> None:

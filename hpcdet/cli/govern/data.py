@@ -19,7 +19,7 @@ from hpcdet.cli.govern import croissant
 from hpcdet.cli.govern.data_chain import chain_command
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.policy.compiled import CompiledPolicy, DataSource
-from hpcdet.policy.provenance import chains
+from hpcdet.policy.provenance import chain_verdicts
 from hpcdet.policy.provenance import source_manifests as manifests
 from hpcdet.policy.provenance.chains import SourceChain
 from hpcdet.policy.provenance.source_manifests import RECORDS, SourceManifest
@@ -259,7 +259,7 @@ def _chain(
     data = SourceManifest.load(listed) if listed else None
     source = data.source if data else ""
     named = _source(policy, source)
-    verdict = chains.verify(
+    verdict = chain_verdicts.verify(
         found,
         data,
         keys,

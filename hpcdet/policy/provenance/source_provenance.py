@@ -11,8 +11,9 @@ from typing import Any
 from hpcdet.errors import ConfigError, HpcdetError
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy, DataSource
-from hpcdet.policy.provenance import chains, source_manifests
-from hpcdet.policy.provenance.chains import ChainVerdict, SourceChain
+from hpcdet.policy.provenance import chain_verdicts, source_manifests
+from hpcdet.policy.provenance.chain_verdicts import ChainVerdict
+from hpcdet.policy.provenance.chains import SourceChain
 from hpcdet.policy.provenance.source_manifests import SourceManifest
 
 
@@ -145,7 +146,7 @@ def _lack(source: DataSource, trust: list[str], folder: Path) -> str:
         return str(getattr(error, "what", error))
     if manifest.root != source.manifest.digest:
         return f"{source.manifest.uri} is not the manifest that the policy names"
-    verdict = chains.verify(chain, manifest, trust, head=source.chain.digest)
+    verdict = chain_verdicts.verify(chain, manifest, trust, head=source.chain.digest)
     return "; ".join(one.what for one in verdict.problems)
 
 
@@ -162,7 +163,7 @@ def _verified(
         return SourceProvenance(source.id, root=root, digests=digests, **about)
     path = folder / source.chain.uri
     chain = _loaded(SourceChain.load, path, source)
-    verdict = chains.verify(
+    verdict = chain_verdicts.verify(
         chain, manifest, trust, head=source.chain.digest, expires=about.get("expires", ""), **how
     )
     head = next((one.digest for one in chain.links if one.kind == "admit"), "")
