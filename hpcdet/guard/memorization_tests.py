@@ -65,7 +65,7 @@ class MemorizationTests:
     @property
     def indices(self) -> Indices:
         """The records that are measured, int64[records]: those of twins, then those of canaries."""
-        return np.concatenate([_NONE, *(one.indices for _, one in self._each())])
+        return np.concatenate([_NONE, *(one.indices for one in self._each())])
 
     @property
     def rows(self) -> dict[str, int]:
@@ -81,15 +81,14 @@ class MemorizationTests:
             losses: of the records of ``indices``.
         """
         twins, canaries = self.twins, self.canaries
-        pairs = len(twins.pairs) if twins is not None else 0
-        drawn = len(canaries.drawn) if canaries is not None else 0
-        found = []
+        tests, found = sum(one.tests for one in self._each()), []
         if twins is not None:
-            mine = losses[: len(twins.indices)]
-            found.append(twin_evidence.memorization(twins.judge(mine, beside=drawn)))
+            verdicts = twins.judge(losses[: len(twins.indices)], tests - twins.tests)
+            found.append(twin_evidence.memorization(verdicts))
         if canaries is not None:
             rest = losses[len(losses) - len(canaries.indices) :]
-            found.append(canary_evidence.memorization(canaries.judge(rest, beside=pairs)))
+            ranked = canaries.judge(rest, tests - canaries.tests)
+            found.append(canary_evidence.memorization(ranked))
         known = [one.pop(MEMORIZATION) for one in found if one]
         metrics = {name: value for one in found for name, value in one.items()}
         if known:
@@ -98,15 +97,12 @@ class MemorizationTests:
 
     def evidence(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the evidence of the last look, as plain data, by the kind of test."""
-        for kind, one in self._each():
-            yield kind, one.evidence()
+        for one in self._each():
+            yield one.KIND, one.evidence()
 
     def encode(self) -> dict[str, Any]:
         """Plain data for a checkpoint, equal on all ranks, by the kind of test."""
-        return {kind: one.encode() for kind, one in self._each()}
+        return {one.KIND: one.encode() for one in self._each()}
 
-    def _each(self) -> Iterator[tuple[str, WithheldTwins | PlantedCanaries]]:
-        if self.twins is not None:
-            yield "twins", self.twins
-        if self.canaries is not None:
-            yield "canaries", self.canaries
+    def _each(self) -> Iterator[WithheldTwins | PlantedCanaries]:
+        yield from (one for one in (self.twins, self.canaries) if one is not None)

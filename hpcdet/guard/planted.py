@@ -17,7 +17,7 @@ from hpcdet.policy.memorization import canaries, twin_keys
 from hpcdet.policy.memorization.canaries import CanaryVerdict, DrawnCanaries
 
 
-class PlantedCanaries(AbstractKeyedRecords):
+class PlantedCanaries(AbstractKeyedRecords[CanaryVerdict]):
     """The canaries of all sources of a trial's data.
 
     Behind the data's own samples lie those that are trained, one row for each time in an epoch, and
@@ -26,9 +26,9 @@ class PlantedCanaries(AbstractKeyedRecords):
     Attributes:
         drawn: of each source, in order of their names.
         max_advantage: the share above untrained canaries' exposure that the policy permits.
-        verdicts: of the last test, by source.
     """
 
+    KIND = "canaries"
     NAMED = "planted"
     OTHERS = "the weights come from training with other canaries"
 
@@ -40,10 +40,8 @@ class PlantedCanaries(AbstractKeyedRecords):
         commitment: str,
         level: Level,
     ) -> None:
-        super().__init__(commitment, level)
+        super().__init__(max_advantage, commitment, level)
         self.drawn = drawn
-        self.max_advantage = max_advantage
-        self.verdicts: dict[str, CanaryVerdict] = {}
         self._begin = begin
 
     @staticmethod
@@ -110,40 +108,28 @@ class PlantedCanaries(AbstractKeyedRecords):
                 found.update(codes.astype("<i8").tobytes())
         return f"sha256:{found.hexdigest()}"
 
-    def judge(self, losses: Losses, beside: int = 0) -> dict[str, CanaryVerdict]:
-        """Judge a model by its losses on canaries; nothing where they are void.
+    @property
+    def tests(self) -> int:
+        return len(self.drawn)
 
-        Each call is a look, and is counted.
-
-        Args:
-            losses: of the records of ``indices``.
-            beside: tests of other kinds at the same look, which share its level.
-        """
-        look, self.looks = self.looks, self.looks + 1
-        if self.void:
-            return {}
-        alpha = self.level(look, len(self.drawn) + beside)
+    def _judged(self, losses: Losses, alpha: float) -> dict[str, CanaryVerdict]:
         ends = np.cumsum([len(one.ranked) for one in self.drawn])[:-1]
-        self.verdicts = {
+        return {
             one.source: one.judge(mine, alpha, self.max_advantage)
             for one, mine in zip(self.drawn, np.split(losses, ends), strict=True)
         }
-        return self.verdicts
 
-    def evidence(self) -> dict[str, Any]:
-        """The evidence of the last look, as plain data: of each source what its ranks say."""
-        figures = {}
-        for source, verdict in self.verdicts.items() if not self.void else ():
-            figures[source] = {
-                "canaries": len(verdict.exposures),
-                "references": verdict.references,
-                "exposure": finite(verdict.mean),
-                "most": verdict.most,
-                "by_repeats": {str(n): finite(one) for n, one in verdict.by_repeats.items()},
-                "share": finite(verdict.share),
-                "p": verdict.p,
-                "alpha": verdict.alpha,
-                "max_advantage": verdict.max_advantage,
-                "violated": verdict.violated,
-            }
-        return {"look": self.looks, "void": self.void, "canaries": figures}
+    @staticmethod
+    def _figures(verdict: CanaryVerdict) -> dict[str, Any]:
+        return {
+            "canaries": len(verdict.exposures),
+            "references": verdict.references,
+            "exposure": finite(verdict.mean),
+            "most": verdict.most,
+            "by_repeats": {str(n): finite(one) for n, one in verdict.by_repeats.items()},
+            "share": finite(verdict.share),
+            "p": verdict.p,
+            "alpha": verdict.alpha,
+            "max_advantage": verdict.max_advantage,
+            "violated": verdict.violated,
+        }

@@ -22,25 +22,22 @@ PAIRING = 0
 same key and data withhold the same records."""
 
 
-class WithheldTwins(AbstractKeyedRecords):
+class WithheldTwins(AbstractKeyedRecords[TwinVerdict]):
     """The twins of all sources of a trial's data.
 
     Attributes:
         pairs: of each source, in order of their names.
-        max_advantage: that the policy permits.
-        verdicts: of the last test, by source.
     """
 
+    KIND = "twins"
     NAMED = "withheld"
     OTHERS = "the weights come from training on data of which others were withheld"
 
     def __init__(
         self, pairs: tuple[TwinPairs, ...], max_advantage: float, commitment: str, level: Level
     ) -> None:
-        super().__init__(commitment, level)
+        super().__init__(max_advantage, commitment, level)
         self.pairs = pairs
-        self.max_advantage = max_advantage
-        self.verdicts: dict[str, TwinVerdict] = {}
 
     @staticmethod
     def of(
@@ -104,47 +101,34 @@ class WithheldTwins(AbstractKeyedRecords):
         """The digest of the withheld records, which a checkpoint names without naming them."""
         return f"sha256:{hashlib.sha256(self.outside.tobytes()).hexdigest()}"
 
-    def judge(self, losses: Losses, beside: int = 0) -> dict[str, TwinVerdict]:
-        """Judge a model by its losses on the twins; nothing where they are void.
+    @property
+    def tests(self) -> int:
+        return len(self.pairs)
 
-        Each call is a look, and is counted.
-
-        Args:
-            losses: of the records of ``indices``.
-            beside: tests of other kinds at the same look, which share its level.
-        """
-        look, self.looks = self.looks, self.looks + 1
-        if self.void:
-            return {}
-        alpha = self.level(look, len(self.pairs) + beside)
-        self.verdicts = {
+    def _judged(self, losses: Losses, alpha: float) -> dict[str, TwinVerdict]:
+        return {
             one.source: twins.judge(inside, outside, alpha, self.max_advantage)
             for one, inside, outside in self._each(losses)
         }
-        return self.verdicts
 
-    def evidence(self) -> dict[str, Any]:
-        """The evidence of the last look, as plain data: of each source the figures of its pairs."""
-        figures = {}
-        for one in self.pairs if not self.void else ():
-            verdict = self.verdicts[one.source]
-            low, high = verdict.bounds()
-            figures[one.source] = {
-                "pairs": verdict.pairs,
-                "wins": verdict.wins,
-                "ties": verdict.ties,
-                "undecided": verdict.undecided,
-                "advantage": finite(verdict.advantage),
-                "p": verdict.p,
-                "alpha": verdict.alpha,
-                "max_advantage": verdict.max_advantage,
-                "violated": verdict.violated,
-                "bounds": [low, high],
-                "power": verdict.power(),
-                "epsilon": verdict.epsilon(),
-                "tpr": finite(verdict.tpr),
-            }
-        return {"look": self.looks, "void": self.void, "twins": figures}
+    @staticmethod
+    def _figures(verdict: TwinVerdict) -> dict[str, Any]:
+        low, high = verdict.bounds()
+        return {
+            "pairs": verdict.pairs,
+            "wins": verdict.wins,
+            "ties": verdict.ties,
+            "undecided": verdict.undecided,
+            "advantage": finite(verdict.advantage),
+            "p": verdict.p,
+            "alpha": verdict.alpha,
+            "max_advantage": verdict.max_advantage,
+            "violated": verdict.violated,
+            "bounds": [low, high],
+            "power": verdict.power(),
+            "epsilon": verdict.epsilon(),
+            "tpr": finite(verdict.tpr),
+        }
 
     def _each(self, losses: Losses) -> list[tuple[TwinPairs, Losses, Losses]]:
         """The losses of the trained and of the withheld member of each pair, by source."""
