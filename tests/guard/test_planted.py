@@ -43,7 +43,14 @@ from tests.dose import NULL_SEARCHES, dice
 from tests.experiments import same_bits
 from tests.guard.test_governed import MODEL, make, policy, state_of
 from tests.guard.test_trial_ledgers import sound
-from tests.guard.test_withheld import EVERY, KEY, PAIRS, metrics_of, trial_of
+from tests.guard.test_withheld import (
+    EVERY,
+    KEY,
+    PAIRS,
+    left_and_run_again,
+    metrics_of,
+    trial_of,
+)
 from tests.pytorch.test_bits_local import interrupt, signals
 
 pytestmark = pytest.mark.xdist_group("governed")
@@ -435,24 +442,7 @@ def test_elastic_training_has_one_verdict_and_one_digest_on_any_number_of_ranks(
 
 
 def test_left_in_the_middle_of_the_canaries_the_validation_runs_again(tmp_path: Path) -> None:
-    code = MODEL.replace(
-        "    def losses(self, batch):",
-        "    def losses(self, batch):\n        if not self.model.training:\n"
-        "            gate('canaries')",
-    )
-    once, twice = (trial_of(tmp_path / name, 2, watched(), **EVERY) for name in ("once", "twice"))
-    for trial in (once, twice):
-        (trial.root.parent.parent / "code" / "model_def.py").write_text(code)
-    attempt = ranks.run(once, 2, TWINS=KEY)
-    assert attempt.verdict() is not None, attempt.log()
-    cut = interrupt(twice, tmp_path / "1", "canaries", signals(signal.SIGUSR2, 1), 2, TWINS=KEY)
-    verdict = cut.verdict()
-    assert verdict is not None and verdict.batches == 3, cut.log()
-    assert not [line for line in cut.lines() if line.get("event") == "canaries"]
-    attempt = ranks.run(twice, 2, TWINS=KEY)
-    assert attempt.verdict() is not None, attempt.log()
-    same_bits(state_of(twice)[0], state_of(once)[0])
-    assert metrics_of(twice) == metrics_of(once)
+    left_and_run_again(tmp_path, "canaries", watched())
 
 
 REFUSED = {

@@ -219,25 +219,30 @@ def test_elastic_training_has_one_verdict_and_one_digest_on_any_number_of_ranks(
     assert metrics_of(often) == metrics_of(once)
 
 
-def test_left_in_the_middle_of_the_twins_the_validation_runs_again(tmp_path: Path) -> None:
+def left_and_run_again(tmp_path: Path, kind: str, wanted: CompiledPolicy) -> None:
+    """A trial that is told to leave while it measures one kind of records."""
     code = MODEL.replace(
         "    def losses(self, batch):",
         "    def losses(self, batch):\n        if not self.model.training:\n"
-        "            gate('twins')",
+        f"            gate('{kind}')",
     )
-    once, twice = (trial_of(tmp_path / name, 2, **EVERY) for name in ("once", "twice"))
+    once, twice = (trial_of(tmp_path / name, 2, wanted, **EVERY) for name in ("once", "twice"))
     for trial in (once, twice):
         (trial.root.parent.parent / "code" / "model_def.py").write_text(code)
     attempt = ranks.run(once, 2, TWINS=KEY)
     assert attempt.verdict() is not None, attempt.log()
-    cut = interrupt(twice, tmp_path / "1", "twins", signals(signal.SIGUSR2, 1), 2, TWINS=KEY)
+    cut = interrupt(twice, tmp_path / "1", kind, signals(signal.SIGUSR2, 1), 2, TWINS=KEY)
     verdict = cut.verdict()
     assert verdict is not None and verdict.batches == 3, cut.log()
-    assert not [line for line in cut.lines() if line.get("event") == "twins"]
+    assert not [line for line in cut.lines() if line.get("event") == kind]
     attempt = ranks.run(twice, 2, TWINS=KEY)
     assert attempt.verdict() is not None, attempt.log()
     same_bits(state_of(twice)[0], state_of(once)[0])
     assert metrics_of(twice) == metrics_of(once)
+
+
+def test_left_in_the_middle_of_the_twins_the_validation_runs_again(tmp_path: Path) -> None:
+    left_and_run_again(tmp_path, "twins", watched())
 
 
 def test_a_metric_of_single_records_says_what_losses_say(tmp_path: Path) -> None:

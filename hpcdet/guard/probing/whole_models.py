@@ -44,15 +44,20 @@ def whole(models: Sequence[nn.Module]) -> Iterator[None]:
     with contextlib.ExitStack() as back:
         stand_ins: dict[int, nn.Parameter] = {}
         for model in models:
-            for module in model.modules():
-                if hasattr(module, "reshard"):  # what the last forward pass has left whole
-                    cast("Any", module).reshard()
+            divide_again(model)
             types = _types(model)
             for module in model.modules():
                 _put_whole(module, types.get(module), stand_ins, back)
             for module in model.modules():
                 _leave_hooks_out(module, back)
         yield
+
+
+def divide_again(model: nn.Module) -> None:
+    """Divide what the last forward pass has left whole."""
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            cast("Any", module).reshard()
 
 
 def _types(model: nn.Module) -> dict[nn.Module, torch.dtype | None]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
+from hpcdet.guard.probing.whole_models import divide_again
 from hpcdet.guard.routing.governed_models import GovernedModels
 from hpcdet.policy.codes import PolicyRefused
 
@@ -96,9 +97,7 @@ class Untouched:
 
     def _closed(self) -> Iterator[_Weight]:
         for model, layers in zip(self._models.models, self._models.maps, strict=True):
-            for module in model.modules():
-                if hasattr(module, "reshard"):  # FSDP2: what a validation has left whole
-                    cast("Any", module).reshard()
+            divide_again(model)  # a validation may have left it whole
             place = {
                 name: self._models.router.place(layers.layers[one.layer])
                 for one in layers.parameters
