@@ -73,6 +73,8 @@ CLEAN: dict[str, Any] = {
     "pads": padded,
     "masks": masked,
     "draws in turn": drawn_in_turn,
+    "gives nothing": lambda samples: {**padded(samples), "boxes": torch.empty(len(samples), 0)},
+    "gives no values at all": lambda samples: {**padded(samples), "none": torch.empty(0)},
     "gives two rows of each": of_x(lambda x: x.repeat_interleave(2, 0)),
     "adds noise": of_x(lambda x: x + torch.randn_like(x)),
 }

@@ -156,6 +156,8 @@ def _tensors(tree: object) -> list[torch.Tensor]:
 
 def changed(before: torch.Tensor, after: torch.Tensor) -> Flags:
     """Which first entries of a tensor differ by more than rounding, bool[entries]."""
+    if before.numel() == 0:
+        return np.zeros(len(before), dtype=bool)
     if not before.is_floating_point():
         differs = before != after
     else:
