@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from hpcdet.site.governance import SiteGovernance
+from hpcdet.site.partitions import Launcher, Partition, PartitionView
+from hpcdet.site.value_types import Directives, Duration, Model, Text, Value
 
-Value = str | int | float | bool | None
-Directives = dict[str, Value]
-"""The scheduler's options, as its backend reads them.
-
-``true``: a bare option; null, ``false``: none."""
-
-
-def _text(value: Any) -> Any:
-    """YAML reads ``OMP_NUM_THREADS: 1`` as a number; an environment holds text."""
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-Text = Annotated[str, BeforeValidator(_text)]
+__all__ = ["Directives", "Launcher", "Model", "Partition", "PartitionView", "Site", "Text", "Value"]
 
 
 def _until_asked(careful: Any) -> BeforeValidator:
     """Null in a site file: the value is ``careful`` until the cluster has been asked."""
     return BeforeValidator(lambda value: careful if value is None else value)
-
-
-class Model(BaseModel):
-    """A part of a site file: frozen, and without unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 class Contact(Model):
@@ -90,6 +73,20 @@ class SiteCapabilities(Model):
         description="whether a long-lived searcher may run on a login node; allowed: it is counted "
         "upon where workers cannot submit; null: it may, and is not",
     )
+    rerun: Annotated[Literal["none", "server"], _until_asked("none")] = Field(
+        default="none",
+        description="server: after a preemption or the loss of a host the server restarts the job "
+        "under its id; none: a new one is submitted; null: ask the scheduler",
+    )
+    arrays: bool | None = Field(
+        default=None, description="workers of one submission are one array; null: ask the scheduler"
+    )
+    history: bool | None = Field(
+        default=None, description="the scheduler tells of ended jobs; null: ask the scheduler"
+    )
+    query_from_compute: bool | None = Field(
+        default=None, description="the scheduler answers inside a job; null: ask the scheduler"
+    )
     preempt_as_cancelled: bool = Field(
         default=False,
         description="a preempted job is reported as cancelled, and is not the user's doing",
@@ -116,6 +113,18 @@ class SiteLimits(Model):
         default=None,
         ge=1,
         description="jobs of one user in the queue; null: ask the scheduler, which may have none",
+    )
+    max_running: int | None = Field(
+        default=None, ge=1, description="jobs of one user that run at once"
+    )
+    max_running_project: int | None = Field(
+        default=None, ge=1, description="jobs of one project that run at once, all its users'"
+    )
+    submit_per_min: float | None = Field(
+        default=None, gt=0, description="submissions of one user in a minute; null: no limit"
+    )
+    name_max: int | None = Field(
+        default=None, ge=1, description="characters that a job's name may have"
     )
     poll_min_s: float = Field(
         default=60, ge=0, description="least time between two queries of a user"
@@ -154,15 +163,29 @@ class Paths(Model):
         "checkpoints to go on from on scratch",
     )
     local: str | None = Field(default=None, description="disk of the node")
+    images: str | None = Field(default=None, description="container images that were fetched once")
     purge_days: int | None = Field(default=None, ge=1, description="age at which scratch is purged")
 
 
-class Launcher(Model):
-    """Launcher that starts the ranks of a step."""
+class Container(Model):
+    """Container runtime in which an experiment's ``environment.image`` runs here."""
 
-    kind: str | None = Field(default=None, description="its name; null: the scheduler's own")
-    command: str | None = Field(default=None, description="program in the place of its own")
-    args: list[Text] = Field(default_factory=list, description="arguments added to it")
+    kind: Literal["apptainer", "charliecloud", "podman-hpc", "pyxis", "option"]
+    binds: list[str] = Field(
+        default_factory=list, description="folders of the host beside those of the experiment"
+    )
+    args: list[Text] = Field(default_factory=list, description="arguments added to the runtime")
+    option: str | None = Field(
+        default=None, description="kind option: the scheduler's option that takes the image"
+    )
+
+    @model_validator(mode="after")
+    def _option(self) -> Container:
+        if (self.kind == "option") != (self.option is not None):
+            raise ValueError(
+                "kind option needs `option: NAME`, as environment; no other kind has it"
+            )
+        return self
 
 
 class SearcherJob(Model):
@@ -171,40 +194,14 @@ class SearcherJob(Model):
     partition: str | None = Field(
         default=None, description="null: that of the experiment; one for small, long jobs is best"
     )
-    walltime_s: int = Field(default=86400, ge=60, description="one job; the next one follows it")
+    walltime_s: Annotated[Duration, Field(ge=60)] = Field(
+        default=86400, description="one job; the next one follows it"
+    )
     cpus: int = Field(default=1, ge=1)
     memory_mib: int | None = Field(default=1024, ge=1, description="null: do not ask for memory")
     directives: Directives = Field(
         default_factory=dict, description="options over those of the site: qos, account"
     )
-
-
-class Partition(Model):
-    """Values of one partition that differ from the site's."""
-
-    directives: Directives = Field(default_factory=dict)
-    skip: list[str] = Field(default_factory=list)
-    slots_per_node: int | None = Field(default=None, ge=1)
-    cpus_per_node: int | None = Field(default=None, ge=1)
-    max_walltime_s: int | None = Field(default=None, ge=1)
-    env: dict[str, Text] = Field(default_factory=dict)
-    setup: list[str] = Field(default_factory=list)
-    launcher: Launcher | None = None
-
-
-@dataclass(frozen=True)
-class PartitionView:
-    """The site as seen from one partition: the partition's values over the site's."""
-
-    name: str | None
-    directives: Directives
-    skip: frozenset[str]
-    env: dict[str, str]
-    setup: tuple[str, ...]
-    launcher: Launcher
-    slots_per_node: int | None
-    cpus_per_node: int | None
-    max_walltime_s: int | None
 
 
 class Site(Model):
@@ -224,12 +221,23 @@ class Site(Model):
     directives: Directives = Field(
         default_factory=dict, description="options of the scheduler for all jobs"
     )
+    chunk: Directives = Field(
+        default_factory=dict,
+        description="resources added to each chunk of a job, where the scheduler has chunks",
+    )
+    place: str | None = Field(default=None, description="how chunks lie on nodes, as scatter:excl")
     skip: list[str] = Field(
         default_factory=list, description="options of ours that this scheduler refuses"
     )
     setup: list[str] = Field(default_factory=list, description="shell lines before the worker")
     env: dict[str, Text] = Field(default_factory=dict, description="environment of every job")
     launcher: Launcher = Launcher()
+    container: Container | None = Field(default=None, description="null: images are refused here")
+    tunnel: Literal["node", "reverse", "relay"] | None = Field(
+        default=None,
+        description="how a laptop reaches what a node serves: ssh to it through the login node, "
+        "ssh from the job to the login node, or the login node passes it on",
+    )
     python: str | None = Field(
         default=None, description="interpreter on the nodes; null: the present one"
     )
@@ -306,6 +314,8 @@ class Site(Model):
             slots_per_node=part.slots_per_node,
             cpus_per_node=part.cpus_per_node,
             max_walltime_s=part.max_walltime_s,
+            chunk={**self.chunk, **part.chunk},
+            bounds=part,
         )
 
     @property

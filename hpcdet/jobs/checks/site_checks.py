@@ -17,7 +17,7 @@ from typing import Literal
 
 from hpcdet import mpi_torch
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable
-from hpcdet.jobs.checks import quota
+from hpcdet.jobs.checks import queue_limits, quota
 from hpcdet.jobs.create.code_drift import code_differs
 from hpcdet.jobs.script import requirements
 from hpcdet.jobs.script.render import render
@@ -77,9 +77,10 @@ def preflight(
         Warnings, one sentence each.
 
     Raises:
-        ConfigError: it can never run here: no such partition, or one that suspends jobs, a
-            walltime over its limit, more slots than a node has, no backend, options that sbatch
-            cannot take, MPI from a launcher that has none; or ``local`` on a login node, unasked.
+        ConfigError: it can never run here: no such partition, or one that suspends jobs, nodes or
+            a walltime outside its bounds, a name that is too long, more slots than a node has, no
+            backend, options that the scheduler cannot take, MPI from a launcher that has none; or
+            ``local`` on a login node, unasked.
         Unavailable: the scheduler does not answer. Said now, not after the experiment is made.
     """
     if site.fallback and (sign := login_node()):
@@ -106,6 +107,9 @@ def preflight(
     if partition is not None and not partition.up:
         said.append(f"partition {partition.name} is down: jobs wait there until it is up")
     _refuse_impossible(experiment.resources, experiment.lanes, view, partition)
+    queue_limits.refuse_beyond(experiment.resources, view)
+    queue_limits.refuse_long_name(experiment, site)
+    said += queue_limits.warnings(experiment, site, view)
     said += _fabric(experiment, site, view)
     size = quota.former(root, experiment.name)
     stores = [place for place in (root, folders.scratch(site, root)) if place]

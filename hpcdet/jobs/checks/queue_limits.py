@@ -1,0 +1,112 @@
+"""Bounds of a partition or queue on one job, as the site file gives them.
+
+A job beyond them is refused before anything is queued: the scheduler would refuse it later, or
+keep it waiting for ever.
+"""
+
+from __future__ import annotations
+
+from hpcdet.errors import ConfigError
+from hpcdet.jobs.create.create import slug
+from hpcdet.jobs.script import lanes
+from hpcdet.site import PartitionView, Site
+from hpcdet.store.config.placement import Resources
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.units import duration
+
+_AROUND_NAME = len("-7f3a") + len("-9999") + len("-sentinel")
+"""Characters of a job's name beside that of its experiment, at most."""
+
+
+def refuse_beyond(need: Resources, view: PartitionView) -> None:
+    """Refuse a job whose nodes or walltime are outside the bounds of its partition or queue.
+
+    A job that may begin with fewer nodes than its most has to fit with each number of them.
+
+    Raises:
+        ConfigError: they are, with the bound and what would fit.
+    """
+    name, bounds = view.name or "default", view.bounds
+    least, most = need.least_nodes, need.nodes
+    if bounds.max_nodes is not None and least > bounds.max_nodes:
+        raise ConfigError(
+            f"{_nodes(least)}; {name} gives a job at most {bounds.max_nodes}",
+            where="resources.nodes",
+            hint="fewer nodes, or another resources.resource_pool",
+        )
+    if bounds.min_nodes is not None and least < bounds.min_nodes:
+        raise ConfigError(
+            f"{_nodes(least)}; {name} takes jobs of {bounds.min_nodes} nodes and more",
+            where="resources.nodes",
+            hint="more nodes, or another resources.resource_pool",
+        )
+    if need.walltime_s is None:
+        return
+    shortest = bounds.min_walltime_s
+    if shortest is not None and need.walltime_s < shortest:
+        raise ConfigError(
+            f"{duration(need.walltime_s)} is less than the least walltime of {name}",
+            where="resources.walltime_s",
+            hint=f"at least {duration(shortest)}",
+        )
+    for nodes in (least, most):
+        longest = view.longest_s(nodes)
+        if longest is not None and need.walltime_s > longest:
+            raise ConfigError(
+                f"{duration(need.walltime_s)} is over the limit of {name} for {_nodes(nodes)}",
+                where="resources.walltime_s",
+                hint=f"at most {duration(longest)}; trials go on in the next allocation by "
+                "themselves",
+            )
+
+
+def refuse_long_name(experiment: Resolved, site: Site) -> None:
+    """Refuse an experiment whose jobs would have longer names than the scheduler takes.
+
+    Raises:
+        ConfigError: they would, with the length that fits.
+    """
+    most, name = site.limits.name_max, slug(experiment.name)
+    if most is not None and len(name) + _AROUND_NAME > most:
+        raise ConfigError(
+            f"names of jobs have at most {most} characters at site {site.name}, and {name} has "
+            f"{len(name)}, to which hpcdet adds up to {_AROUND_NAME}",
+            where="name",
+            hint=f"a name of at most {max(1, most - _AROUND_NAME)} characters",
+        )
+
+
+def warnings(experiment: Resolved, site: Site, view: PartitionView) -> list[str]:
+    """Return what is allowed in a partition or queue and probably not meant, a sentence each."""
+    name, searcher, found = view.name or "default", experiment.searcher, []
+    if view.bounds.whole_nodes and (idle := _idle(experiment.resources, experiment.lanes, view)):
+        found.append(
+            f"{name} gives and charges whole nodes, of which {idle} would be idle: worker.lanes: "
+            "auto puts trials side by side"
+        )
+    trials = min(searcher.max_trials, searcher.max_concurrent_trials or searcher.max_trials)
+    jobs = lanes.tasks(trials, experiment.lanes)
+    for limit, whose in (
+        (site.limits.max_running, "one user"),
+        (site.limits.max_running_project, "one project, all its users together"),
+    ):
+        if limit is not None and jobs > limit:
+            found.append(
+                f"{jobs} jobs are to run at once, and {site.name} runs {limit} of {whose}: the "
+                "others wait"
+            )
+    return found
+
+
+def _idle(need: Resources, lanes: int, view: PartitionView) -> str:
+    """Return the share of each node that a job leaves idle, for people; "" if it is used."""
+    slots, cpus = need.slots_per_node * lanes, need.slots_per_node * need.cpus_per_slot * lanes
+    if view.slots_per_node is not None and slots <= view.slots_per_node // 2:
+        return f"{view.slots_per_node - slots} of {view.slots_per_node} slots"
+    if view.slots_per_node is None and view.cpus_per_node and cpus <= view.cpus_per_node // 2:
+        return f"{view.cpus_per_node - cpus} of {view.cpus_per_node} cores"
+    return ""
+
+
+def _nodes(count: int) -> str:
+    return "one node" if count == 1 else f"{count} nodes"

@@ -1,0 +1,85 @@
+"""Partitions and queues of a site: what they add to a job, and the bounds they set to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from hpcdet.site.value_types import Directives, Duration, Model, Text
+
+
+class Launcher(Model):
+    """Launcher that starts the ranks of a step."""
+
+    kind: str | None = Field(default=None, description="its name; null: the scheduler's own")
+    command: str | None = Field(
+        default=None, min_length=1, description="program in the place of its own, as ibrun"
+    )
+    args: list[Text] = Field(default_factory=list, description="arguments added to it")
+
+
+class Partition(Model):
+    """Values of one partition or queue that differ from the site's, and its bounds."""
+
+    directives: Directives = Field(default_factory=dict)
+    chunk: Directives = Field(
+        default_factory=dict,
+        description="resources added to each chunk of a job, where the scheduler has chunks",
+    )
+    skip: list[str] = Field(default_factory=list)
+    slots_per_node: int | None = Field(default=None, ge=1)
+    cpus_per_node: int | None = Field(default=None, ge=1)
+    min_nodes: int | None = Field(default=None, ge=1, description="fewest nodes of a job")
+    max_nodes: int | None = Field(default=None, ge=1, description="most nodes of a job")
+    min_walltime_s: Duration | None = Field(default=None, description="shortest walltime of a job")
+    max_walltime_s: Duration | None = Field(default=None, description="longest walltime of a job")
+    walltime_by_nodes: dict[Annotated[int, Field(ge=1)], Duration] = Field(
+        default_factory=dict,
+        description="longest walltime of jobs of up to so many nodes; of larger: max_walltime_s",
+    )
+    whole_nodes: bool = Field(default=False, description="a job gets its nodes alone, and pays so")
+    preemptible: bool = Field(
+        default=False, description="jobs may be ended at any time to run others"
+    )
+    chain: bool = Field(
+        default=True, description="false: a job may not submit its own continuation here"
+    )
+    env: dict[str, Text] = Field(default_factory=dict)
+    setup: list[str] = Field(default_factory=list)
+    launcher: Launcher | None = None
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Partition:
+        if self.min_nodes and self.max_nodes and self.min_nodes > self.max_nodes:
+            raise ValueError(f"min_nodes {self.min_nodes} is above max_nodes {self.max_nodes}")
+        longest = [self.max_walltime_s, *self.walltime_by_nodes.values()]
+        for most in longest:
+            if self.min_walltime_s and most and self.min_walltime_s > most:
+                raise ValueError(f"min_walltime_s {self.min_walltime_s} is above a limit of {most}")
+        return self
+
+
+@dataclass(frozen=True)
+class PartitionView:
+    """The site as seen from one partition: the partition's values over the site's."""
+
+    name: str | None
+    directives: Directives
+    skip: frozenset[str]
+    env: dict[str, str]
+    setup: tuple[str, ...]
+    launcher: Launcher
+    slots_per_node: int | None
+    cpus_per_node: int | None
+    max_walltime_s: int | None
+    chunk: Directives = field(default_factory=dict)
+    bounds: Partition = field(default_factory=Partition)
+
+    def longest_s(self, nodes: int) -> int | None:
+        """Return the longest walltime of a job of so many nodes in seconds; None: no limit."""
+        steps = sorted(self.bounds.walltime_by_nodes.items())
+        given = next((limit for most, limit in steps if nodes <= most), None)
+        limits = [limit for limit in (given, self.max_walltime_s) if limit is not None]
+        return min(limits, default=None)

@@ -1,0 +1,133 @@
+"""Bounds of a partition in the site file: what is outside is refused before it is queued."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdet import site as sites
+from hpcdet.errors import ConfigError
+from hpcdet.jobs.checks import site_checks
+from hpcdet.site import Site
+from hpcdet.store.config.placement import Resources
+from hpcdet.store.config.resolved_config import Resolved, Worker
+from hpcdet.store.config.searcher_keys import Searcher as SearcherConfig
+from tests.commands import Cli
+
+HOUR = 3600
+BATCH: dict[str, Any] = {
+    "min_nodes": 2,
+    "max_nodes": 200,
+    "min_walltime_s": "5m",
+    "max_walltime_s": "12h",
+    "walltime_by_nodes": {183: "6h", 91: "2h"},
+}
+
+
+def site(limits: dict[str, Any] | None = None, **batch: Any) -> Site:
+    """The local site with one partition, ``batch``."""
+    values = {"default_partition": "batch", "partitions": {"batch": batch}, "limits": limits or {}}
+    return Site.model_validate({**sites.load("local").plain(), **values})
+
+
+def nodes(count: int, **more: Any) -> Resources:
+    return Resources(slots_per_trial=count, nodes=count, **more)
+
+
+@pytest.mark.parametrize(
+    ("need", "where", "said"),
+    [
+        (nodes(1), "resources.nodes", "batch takes jobs of 2 nodes and more"),
+        (nodes(201), "resources.nodes", "batch gives a job at most 200"),
+        (nodes(2, walltime_s=299), "resources.walltime_s", "at least 5 min"),
+        (nodes(91, walltime_s=2 * HOUR + 1), "resources.walltime_s", "for 91 nodes"),
+        (nodes(92, walltime_s=6 * HOUR + 1), "resources.walltime_s", "at most 6 h"),
+        (nodes(200, walltime_s=12 * HOUR + 1), "resources.walltime_s", "at most"),
+        # it may begin with 60 nodes, and is a job of 60 then
+        (
+            nodes(120, walltime_s=5 * HOUR, min_slots_per_trial=60),
+            "resources.walltime_s",
+            "for 60 nodes",
+        ),
+    ],
+)
+def test_nodes_and_walltime_outside_a_queue_are_refused(
+    tmp_path: Path, need: Resources, where: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        site_checks.preflight(Resolved(resources=need), site(**BATCH), tmp_path)
+    assert caught.value.where == where and said in str(caught.value)
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    "need",
+    [
+        nodes(2, walltime_s=300),
+        nodes(91, walltime_s=2 * HOUR),
+        nodes(183, walltime_s=6 * HOUR),
+        nodes(184, walltime_s=12 * HOUR),
+        nodes(200),
+        nodes(120, walltime_s=2 * HOUR, min_slots_per_trial=60),
+    ],
+)
+def test_the_bounds_themselves_are_inside(tmp_path: Path, need: Resources) -> None:
+    assert site_checks.preflight(Resolved(resources=need), site(**BATCH), tmp_path) == []
+
+
+def test_submission_ends_with_4_and_makes_nothing(cli: Cli, tmp_path: Path) -> None:
+    cli("init", tmp_path)
+    file = tmp_path / "far.yaml"
+    file.write_text(
+        "extends: local\ndefault_partition: batch\n"
+        "partitions: {batch: {walltime_by_nodes: {1: 2h}, max_walltime_s: 6h}}\n"
+    )
+    asked = ["--site", file, "--no-test", "--set", "resources.walltime_s=3h"]
+    said = cli("submit", tmp_path / "random.yaml", *asked, code=4).err
+    assert "3 h is over the limit of batch for one node" in said and "at most 2 h" in said
+    assert list(cli.root.iterdir()) == []
+
+
+def test_whole_nodes_that_are_half_idle_are_warned_of(tmp_path: Path) -> None:
+    whole = site(whole_nodes=True, slots_per_node=8)
+    need = Resources(slots_per_trial=4, slots_per_node=4)
+    [said] = site_checks.preflight(Resolved(resources=need), whole, tmp_path)
+    assert "4 of 8 slots would be idle" in said and "worker.lanes" in said
+    two = Resolved(resources=need, worker=Worker(lanes=2), searcher=SearcherConfig(max_trials=4))
+    assert site_checks.preflight(two, whole, tmp_path) == []
+    [said] = site_checks.preflight(Resolved(), site(whole_nodes=True, cpus_per_node=72), tmp_path)
+    assert "71 of 72 cores" in said
+
+
+def test_more_jobs_than_may_run_at_once_are_warned_of(tmp_path: Path) -> None:
+    many = Resolved(searcher=SearcherConfig(max_trials=40, max_concurrent_trials=16))
+    said = site_checks.preflight(many, site({"max_running": 16}), tmp_path)
+    assert said == []
+    both = site({"max_running": 12, "max_running_project": 10})
+    user, project = site_checks.preflight(many, both, tmp_path)
+    assert "16 jobs" in user and "runs 12 of one user" in user
+    assert "runs 10 of one project" in project
+
+
+def test_names_that_are_too_long_for_the_scheduler_are_refused(tmp_path: Path) -> None:
+    short = site({"name_max": 30})
+    assert site_checks.preflight(Resolved(name="digits-cnn1"), short, tmp_path) == []
+    with pytest.raises(ConfigError, match="at most 11 characters") as caught:
+        site_checks.preflight(Resolved(name="digits-cnn12"), short, tmp_path)
+    assert caught.value.where == "name"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"min_nodes": 4, "max_nodes": 2}, "min_nodes 4 is above max_nodes 2"),
+        ({"min_walltime_s": "2h", "max_walltime_s": 60}, "min_walltime_s 7200 is above"),
+        ({"walltime_by_nodes": {0: "2h"}}, "greater than or equal to 1"),
+        ({"max_walltime_s": "2 weeks"}, "is no time"),
+    ],
+)
+def test_bounds_that_no_job_meets_are_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        site(**values)
