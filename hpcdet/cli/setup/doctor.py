@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import secrets
-import sys
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 
 import click
 
@@ -17,14 +12,11 @@ from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs import one_shot_job
-from hpcdet.jobs.checks import machine_checks, site_checks
+from hpcdet.jobs.checks import machine_checks, node_checks, site_checks
 from hpcdet.jobs.checks.site_checks import SiteFinding
 from hpcdet.jobs.script.environment import fold_defaults
 from hpcdet.schedulers import opening
-from hpcdet.site import Site, folders
-from hpcdet.store.config.placement import Resources
-from hpcdet.store.config.resolved_config import Resolved
-from hpcdet.store.fs import files
+from hpcdet.site import folders
 
 COLUMNS = (
     Column("", "level"),
@@ -110,33 +102,7 @@ def _both(name: str | None, partition: str | None, timeout: float) -> Iterator[S
     site = fold_defaults(settings().site(name))
     with one_shot_job.folder(settings().root_at(site)) as place, busy("checking a node"):
         yield from machine_checks.guarded("torch", lambda: machine_checks.imports(place))
-        try:
-            yield from _node(site, partition, place, timeout)
-        except HpcdetError as error:
-            where = f"{error.where}: " if error.where else ""
-            yield SiteFinding("error", where + error.what, error.hint, "job", "node")
-
-
-def _node(site: Site, partition: str | None, place: Path, timeout: float) -> Iterator[SiteFinding]:
-    nonce = secrets.token_hex(8)
-    files.write_once(place / "seen", nonce.encode())
-    resources = Resources(walltime_s=WALLTIME_S, resource_pool=partition)
-    module = "hpcdet.jobs.checks.machine_checks"
-    argv = [site.python or sys.executable, "-Pm", module, str(place), nonce]
-    more = [partition] if partition else []
-    answer, said = one_shot_job.run(
-        place, site, Resolved(resources=resources), [*argv, *more], timeout
-    )
-    yield SiteFinding("ok", f"a job ran on {answer.host}", check="job", where="node")
-    lines = said.strip().splitlines() or [""]
-    try:
-        found = [SiteFinding(**item) for item in json.loads(lines[-1])]
-    except (ValueError, TypeError):
-        what = f"exit {answer.code}: {lines[-1]}"
-        yield SiteFinding("error", what, "\n".join(lines[-10:]), "job", "node")
-        return
-    for finding in found:
-        yield replace(finding, where="node")
+        yield from node_checks.findings(site, partition, place, timeout, WALLTIME_S)
 
 
 def _side_by_side(found: list[SiteFinding]) -> list[dict[str, str]]:

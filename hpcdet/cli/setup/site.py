@@ -7,9 +7,15 @@ from typing import Any
 import click
 
 from hpcdet.cli.frame.output import Column, Output, output
+from hpcdet.cli.frame.progress import busy
 from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.frame.times import Seconds
+from hpcdet.cli.setup import site_authoring
 from hpcdet.errors import ConfigError
-from hpcdet.jobs.checks import site_checks
+from hpcdet.jobs import one_shot_job
+from hpcdet.jobs.checks import node_checks, site_checks
+from hpcdet.jobs.checks.site_checks import SiteFinding
+from hpcdet.jobs.script.environment import fold_defaults
 from hpcdet.read.views.items import text
 from hpcdet.schedulers import opening
 from hpcdet.site import Site
@@ -20,6 +26,9 @@ FINDINGS = (
     Column("WHAT", "what", fold=True),
     Column("HINT", "hint", fold=True),
 )
+
+JOB_WALLTIME_S = 120
+"""Of the job that proves a site."""
 
 
 def _resolved(site: Site, *, ask: bool = True, fresh: bool = False) -> Site:
@@ -103,16 +112,41 @@ def detect(out: Output) -> None:
 
 @site_command.command("check")
 @click.argument("name", required=False)
+@click.option("--job", is_flag=True, help="Prove it by a two-minute job as well.")
+@click.option("--partition", metavar="NAME", help="With --job: where [the site's default].")
+@click.option(
+    "--timeout",
+    type=Seconds(least=1),
+    default=600,
+    metavar="TIME",
+    help="With --job: how long to wait for it [600].",
+)
 @output("site.check", site_checks.SiteFinding)
-def check(out: Output, name: str | None) -> None:
+def check(out: Output, name: str | None, job: bool, partition: str | None, timeout: float) -> None:
     """Try a site: template, scheduler, partitions, launcher. Exit 4 if something is wrong.
 
+    With --job a job of the site's own template goes to a node, looks around there and starts a
+    rank by the site's launcher. Ctrl-C cancels it.
+
     \b
-    Example: hpcdet site check generic-slurm
+    Examples: hpcdet site check generic-slurm
+              hpcdet site check delta --job --partition gpu
     """
     chosen = _resolved(settings().site(name))
     findings = site_checks.site_findings(chosen)
+    if job and all(finding.level != "error" for finding in findings):
+        findings += _by_job(chosen, partition, timeout)
     out.emit(findings, FINDINGS, key="what")
     wrong = [finding for finding in findings if finding.level == "error"]
     if wrong:
         raise ConfigError(wrong[0].what, where=f"site {chosen.name}", hint=wrong[0].hint)
+
+
+def _by_job(site: Site, partition: str | None, timeout: float) -> list[SiteFinding]:
+    folded, root = fold_defaults(site), settings().root_at(site)
+    with one_shot_job.folder(root) as place, busy("waiting for a job"):
+        return list(node_checks.findings(folded, partition, place, timeout, JOB_WALLTIME_S))
+
+
+for verb in (site_authoring.init, site_authoring.lint, site_authoring.print_schema):
+    site_command.add_command(verb)

@@ -28,8 +28,8 @@ def walltime_s(site: Site) -> int:
     return min(job.walltime_s, most) if most else job.walltime_s
 
 
-def build(paths: ExperimentPaths, intent: Intent, experiment: Resolved, site: Site) -> Submission:
-    """Render and write the script of one job; doing it again gives the same.
+def text(paths: ExperimentPaths, intent: Intent, experiment: Resolved, site: Site) -> str:
+    """Return the script of one job.
 
     Args:
         intent: ``watches`` is the job after whose end it starts.
@@ -37,21 +37,25 @@ def build(paths: ExperimentPaths, intent: Intent, experiment: Resolved, site: Si
     Raises:
         ConfigError: as ``render.render``.
     """
-    where = place(paths)
     python = experiment.environment.python or site.python or sys.executable
     command = [python, "-Pm", "hpcdet.control.searcher_job", str(paths.root)]
-    text = render.render(
+    return render.render(
         _small(experiment, site),
         _site(site),
         dataclasses.replace(intent, watches=""),
-        where,
+        place(paths),
         command=render.OtherCommand(
             [*command, "--number", str(intent.number)], UserOptions(), intent.watches
         ),
         of=paths,
     )
+
+
+def build(paths: ExperimentPaths, intent: Intent, experiment: Resolved, site: Site) -> Submission:
+    """Render and write the script of one job; doing it again gives the same. Raises as ``text``."""
+    where = place(paths)
     script = where.script(intent.number)
-    files.replace(script, text.encode(), submission.SCRIPT_MODE)
+    files.replace(script, text(paths, intent, experiment, site).encode(), submission.SCRIPT_MODE)
     files.make_folder(where.job_log(intent.number))
     argv = submission.argv(site, script)
     return Submission(intent.name, intent.tag, script, 1, 1, argv=argv)

@@ -43,7 +43,6 @@ module load cuda
 export SLURM_EXPORT_ENV=ALL
 
 index=${SLURM_ARRAY_TASK_ID:-0}
-restart=${SLURM_RESTART_COUNT:-0}
 # Of an array never its bare id: that is every task of it, ended ones too.
 task=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$index}
 task=${task:-$SLURM_JOB_ID}
@@ -57,7 +56,7 @@ scontrol update JobId="$task" Requeue=1
 py -Pm hpcdet.worker /scratch/digits-7f3a --submission 1 --digest '' --index "$index"
 code=$?
 
-left="--index $index --restart $restart --code $code"
+left="--index $index --restart ${SLURM_RESTART_COUNT:-0} --code $code"
 # Does the trial go on in this very task? Yes after a notice, and after a worker that was killed;
 # no once the task has come back a few times without getting anywhere.
 if py -Pm hpcdet.worker.again /scratch/digits-7f3a --submission 1 $left; then
