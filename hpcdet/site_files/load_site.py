@@ -68,8 +68,18 @@ def names() -> list[SiteFile]:
     return [
         SiteFile(path.stem, folder.scope, path)
         for folder in folders()
-        for path in sorted(folder.path.glob(f"*{SUFFIX}"))
+        for path in _by_rule(list(folder.path.glob(f"*{SUFFIX}")))
     ]
+
+
+def _by_rule(paths: list[Path]) -> list[Path]:
+    """Return the files of a folder, those of single clusters before those that fit many.
+
+    These come in the reverse order of their names: there are wrappers that have the names of
+    PBS's commands for Slurm, and none the other way round.
+    """
+    generic = [path for path in paths if path.stem.startswith("generic-")]
+    return [*sorted(set(paths) - set(generic)), *sorted(generic, reverse=True)]
 
 
 def load(name: str | None = None, host: Host | None = None) -> Site:
