@@ -27,9 +27,9 @@ def test_a_draft_is_a_site_that_a_job_proves(lab: Lab, monkeypatch: pytest.Monke
     parts = drafted.partitions
     assert parts.keys() == {"batch", "patient", "cancel", "short", "urgent"}
     assert parts["short"].max_walltime_s == 300 and parts["batch"].max_walltime_s is None
-    assert {name for name, part in parts.items() if part.preemptible} == {
-        *("batch", "patient", "cancel", "short")
-    }
+    asked = text.partition("  short:")[2]
+    assert "# preemptible: true" in asked.partition("  urgent:")[0]
+    assert "preemptible" not in asked.partition("  urgent:")[2]
     assert {part.cpus_per_node for part in parts.values()} == {8}
     assert drafted.paths.scratch == "$SCRATCH" and "4 nodes, 8 cores, 8000 MiB" in text
 
