@@ -24,6 +24,7 @@ class Options:
         slurmd_timeout_s: seconds of silence after which a node is called down.
         prolog: a Prolog that fails where ``fail.NODE`` lies in the cluster's folder.
         submit_filter: text of a ``job_submit.lua``; "": none.
+        cloud: nodes exist only while a job needs them: Slurm starts and ends their ``slurmd``.
     """
 
     grace_s: int = 0
@@ -35,6 +36,7 @@ class Options:
     slurmd_timeout_s: int = 600
     prolog: bool = False
     submit_filter: str = ""
+    cloud: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,16 @@ def slurm_conf(root: Path, name: str, host: str, ports: Ports, options: Options)
         lines += ["JobSubmitPlugins=lua"]
     if options.send_user_signal:
         lines += ["SlurmctldParameters=preempt_send_user_signal"]
+    if options.cloud:
+        lines += [
+            f"ResumeProgram={root}/resume",
+            f"SuspendProgram={root}/suspend",
+            "ResumeTimeout=600",
+            "SuspendTimeout=10",
+            "SuspendTime=600",
+            "ResumeRate=0",
+            "PrivateData=cloud",
+        ]
     if options.accounting:
         lines += [
             "AccountingStorageType=accounting_storage/slurmdbd",
@@ -119,7 +131,8 @@ def slurm_conf(root: Path, name: str, host: str, ports: Ports, options: Options)
         lines += ["AccountingStorageType=accounting_storage/none"]
     lines += [
         f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
-        f" CPUs={CPUS_PER_NODE} RealMemory={MEMORY_PER_NODE_MB} State=UNKNOWN"
+        f" CPUs={CPUS_PER_NODE} RealMemory={MEMORY_PER_NODE_MB}"
+        f" State={'CLOUD' if options.cloud else 'UNKNOWN'}"
         for node, port in zip(NODES, ports.nodes, strict=True)
     ]
     low = f"Nodes={','.join(NODES)} PriorityTier=1 MaxTime=INFINITE DefaultTime=60"

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -126,7 +127,7 @@ class SlurmCluster:
         if self.options.accounting:
             self._start_accounting()
         self._start_controller()
-        for node in NODES:
+        for node in () if self.options.cloud else NODES:
             self.start_node(node)
         self._wait_idle()
         self._limit_submissions()
@@ -141,11 +142,31 @@ class SlurmCluster:
         prolog.write_text(f"#!/bin/sh\ntest ! -e {self.root}/fail.$SLURMD_NODENAME\n")
         prolog.chmod(0o755)
         (self.root / "job_submit.lua").write_text(self.options.submit_filter)
+        self._write_power_programs()
         state = {
             "ports": dataclasses.asdict(self._ports),
             "options": dataclasses.asdict(self.options),
         }
         (self.root / "cluster.json").write_text(json.dumps(state))
+
+    def _write_power_programs(self) -> None:
+        """What Slurm runs, with an empty environment, to make and end nodes (``Options.cloud``).
+
+        No instance comes while ``no-instances`` lies in the cluster's folder.
+        """
+        names = (f"{name}={shlex.quote(value)}" for name, value in self._daemon_env().items())
+        head = f"#!/bin/bash\nexport {' '.join(names)}\n"
+        each = 'for node in $(scontrol show hostnames "$1"); do\n'
+        resume = (
+            f"while [ -e {self.root}/no-instances ]; do sleep 0.2; done\n{each}"
+            f"    setsid slurmd -D -b -N $node >>{self.root}/slurmd.$node.out 2>&1 </dev/null &\n"
+            "done\n"
+        )
+        suspend = f"{each}    kill $(cat {self.root}/slurmd.$node.pid)\ndone\n"
+        for name, body in (("resume", resume), ("suspend", suspend)):
+            program = self.root / name
+            program.write_text(head + body)
+            program.chmod(0o755)
 
     def _write_wrappers(self) -> None:
         self.commands.mkdir()
@@ -231,6 +252,19 @@ class SlurmCluster:
         daemon.kill()
         daemon.wait()
 
+    def reclaim(self, node: str) -> None:
+        """End an instance of a cloud with all that runs on it, as its owner does who wants it back.
+
+        The controller is told that the node is down, as a cloud's daemon does.
+        """
+        mark = f"SLURMD_NODENAME={node}\0".encode()
+        daemon = int((self.root / f"slurmd.{node}.pid").read_text())
+        on_node = [pid for pid in processes.of_cluster(self.root) if mark in _environ(pid)]
+        for pid in (daemon, *on_node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.check("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=reclaimed")
+
     def launches_fail(self, node: str, on: bool = True) -> None:
         """Let the Prolog of a node fail, and so each launch (``Options.prolog``)."""
         mark = self.root / f"fail.{node}"
@@ -311,6 +345,12 @@ class SlurmCluster:
             daemon.wait()
         self._daemons.clear()
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+def _environ(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
+    return b""
 
 
 def attach(name: str) -> SlurmCluster:

@@ -104,6 +104,16 @@ def test_a_worker_that_vanishes_is_believed_lost_only_after_two_answers(tmp_path
     assert advance(world.paths, holder).closed
 
 
+def test_a_lost_node_of_a_preemptible_partition_was_taken_back(tmp_path: Path) -> None:
+    spot = {"default_partition": "spot", "partitions": {"spot": {"preemptible": True}}}
+    world = World.make(tmp_path, Waves(count=1, width=1), site=spot)
+    play, holder, [worker] = begun(world)
+    attempt = play.claim(worker)
+    play.vanish(worker, TaskState.NODE_FAIL)
+    later(world, holder, 3)
+    assert end_of(attempt) == "preempted"
+
+
 def test_an_old_answer_seen_again_proves_nothing(tmp_path: Path) -> None:
     """The answer is shared by all processes of a user, and may be from before a worker began."""
     world = World.make(

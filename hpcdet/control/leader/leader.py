@@ -342,7 +342,11 @@ class Holder:
         self.packed.clear()
         self.facts = JournalFacts(self.paths, hands.resolved)
         self.sight = Sight(self.paths, grows=self.facts.grows)
-        self.watch = Watch(self.paths, hands.site, hands.scheduler, hands.clock)
+        view = hands.site.view(hands.resolved.resources.resource_pool)
+        self.watch = Watch(
+            *(self.paths, hands.site, hands.scheduler, hands.clock),
+            preemptible=view.bounds.preemptible,
+        )
 
 
 @contextlib.contextmanager

@@ -113,6 +113,9 @@ class Watch:
         scheduler: its last answer.
         left_behind: submissions up to this number come from another place (``store.folder.home``):
             their jobs are not this experiment's, and their workers are gone.
+
+    Args:
+        preemptible: jobs are where nodes may be taken away at any time: a lost one is that.
     """
 
     def __init__(
@@ -121,12 +124,15 @@ class Watch:
         site: Site,
         scheduler: Scheduler,
         clock: Callable[[], float],
+        *,
+        preemptible: bool = False,
     ) -> None:
         poll_min_s = site.limits.poll_min_s
         self.files = FleetFiles(paths, BUSY * poll_min_s, clock, opening.of(site).names.job_of)
         self.scheduler = SchedulerAnswers(scheduler, poll_min_s, clock)
         self.left_behind = home.left_behind(paths)
         self._site = site
+        self._preemptible = preemptible
         self._clock = clock
         self._over: set[tuple[int, int]] = set()
         self._suspicions: dict[tuple[object, ...], _Suspicion] = {}
@@ -262,6 +268,8 @@ class Watch:
     def _reason(self, said: TaskState) -> Reason:
         if said is TaskState.CANCELED and self._site.capabilities.preempt_as_cancelled:
             return "preempted"
+        if said is TaskState.NODE_FAIL and self._preemptible:
+            return "preempted"  # an instance of a cloud that its owner has taken back
         return _REASONS.get(said, "lost")
 
     def _forget(self, key: tuple[int, int]) -> None:

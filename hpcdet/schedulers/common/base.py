@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,9 +145,12 @@ class PartitionInfo:
     max_nodes: int | None = None
 
     @property
-    def widest(self) -> int:
-        """The most nodes that a job can ever have here, those that are down counted."""
-        return self.nodes if self.max_nodes is None else min(self.nodes, self.max_nodes)
+    def widest(self) -> float:
+        """The most nodes that a job can ever have here, those that are down counted.
+
+        Without any there is no limit: those of a cloud may be hidden until a job needs them.
+        """
+        return min(self.nodes or math.inf, self.max_nodes or math.inf)
 
 
 @dataclass(frozen=True)

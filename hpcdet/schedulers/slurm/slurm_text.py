@@ -26,8 +26,8 @@ STATES = {
     "REQUEUE_HOLD": TaskState.PENDING,
     "RESV_DEL_HOLD": TaskState.PENDING,
     "SPECIAL_EXIT": TaskState.PENDING,
+    "CONFIGURING": TaskState.PENDING,  # its nodes are being booted, or made by a cloud
     "RUNNING": TaskState.RUNNING,
-    "CONFIGURING": TaskState.RUNNING,
     "RESIZING": TaskState.RUNNING,
     "SIGNALING": TaskState.RUNNING,
     "STOPPED": TaskState.RUNNING,
@@ -108,6 +108,7 @@ def _squeue_rows(line: str) -> Iterator[SlurmRow]:
     if known is None or not job.isdecimal():
         return
     members = frozenset(indices(array) or {0})
+    reason = state if state == "CONFIGURING" else reason
     code = int(status) if status.isdecimal() else 0
     task = Task(
         job=job,
