@@ -61,6 +61,19 @@ def test_a_draft_is_a_site_that_a_job_proves(lab: Lab, monkeypatch: pytest.Monke
     assert done.returncode == 4 and "/nowhere/python" in done.stderr
 
 
+def test_a_directive_that_the_scheduler_refuses_is_found_by_the_check(lab: Lab) -> None:
+    path = lab.folder / "own.yaml"
+    own = "extends: generic-slurm\npartitions: {batch: {}, short: {directives: {acount: x}}}\n"
+    path.write_text(own)
+    done = hpcdet("site", "check", str(path), "-o", "json")
+    assert done.returncode == 4, done.stdout
+    levels = {item["what"]: item["level"] for item in json.loads(done.stdout)["items"]}
+    assert levels["a job in partition batch would be accepted"] == "ok"
+    [refused] = [what for what, level in levels.items() if level == "error"]
+    assert refused.startswith("a job in partition short is refused") and "acount" in refused
+    assert not [job for job in lab.cluster.jobs() if job["JobName"].startswith("lint")]
+
+
 def test_no_cluster_is_no_draft(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", str(lab.folder / "missing.conf"))
     done = hpcdet("site", "init", "--out", str(lab.folder / "x.yaml"))

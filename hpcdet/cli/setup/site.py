@@ -13,7 +13,7 @@ from hpcdet.cli.frame.times import Seconds
 from hpcdet.cli.setup import site_authoring
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import one_shot_job
-from hpcdet.jobs.checks import node_checks, site_checks
+from hpcdet.jobs.checks import node_checks, site_checks, tried_submissions
 from hpcdet.jobs.checks.site_checks import SiteFinding
 from hpcdet.jobs.script.environment import fold_defaults
 from hpcdet.read.views.items import text
@@ -125,6 +125,8 @@ def detect(out: Output) -> None:
 def check(out: Output, name: str | None, job: bool, partition: str | None, timeout: float) -> None:
     """Try a site: template, scheduler, partitions, launcher. Exit 4 if something is wrong.
 
+    The scheduler is asked what it says to a small job in each partition; nothing is submitted.
+
     With --job a job of the site's own template goes to a node, looks around there and starts a
     rank by the site's launcher. Ctrl-C cancels it.
 
@@ -133,7 +135,7 @@ def check(out: Output, name: str | None, job: bool, partition: str | None, timeo
               hpcdet site check delta --job --partition gpu
     """
     chosen = _resolved(settings().site(name))
-    findings = site_checks.site_findings(chosen)
+    findings = [*site_checks.site_findings(chosen), *tried_submissions.findings(chosen)]
     if job and all(finding.level != "error" for finding in findings):
         findings += _by_job(chosen, partition, timeout)
     out.emit(findings, FINDINGS, key="what")

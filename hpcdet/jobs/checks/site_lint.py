@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from hpcdet.store.folder.records import Intent
 
 Verdict = Literal["ok", "findings", "absent"]
 _PLACE = ExperimentPaths(Path("/nowhere/lint-7f3a"))
+_WALLTIME_S = 300
 _LIMIT_S = 120
 
 
@@ -67,29 +68,38 @@ def _rendered(site: Site, job: str) -> Mapping[str, str | HpcdetError]:
     found: dict[str, str | HpcdetError] = {}
     for partition in ("", *site.partitions):
         try:
-            found[partition] = _text(site, job, partition or None)
+            found[partition] = script(site, job, partition or None, exclude=("n1",))
         except HpcdetError as error:
             found[partition] = error
     return found
 
 
-def _text(site: Site, job: str, partition: str | None) -> str:
+def script(site: Site, job: str, partition: str | None, exclude: Sequence[str] = ()) -> str:
+    """Return the script of a job as small as a partition takes, of no particular experiment.
+
+    Args:
+        job: `worker`, `sentinel` or `searcher`.
+        exclude: nodes that it avoids.
+
+    Raises:
+        ConfigError: it does not render.
+    """
     bounds = site.view(partition).bounds
     nodes = bounds.min_nodes or 1
     resources = Resources(
         slots_per_trial=nodes,
         nodes=nodes,
         memory_per_slot=2**30,
-        walltime_s=max(3600, bounds.min_walltime_s or 0),
+        walltime_s=max(_WALLTIME_S, bounds.min_walltime_s or 0),
         resource_pool=partition,
     )
     experiment = Resolved(name="lint", resources=resources)
     name = "lint-7f3a-1"
-    intent = Intent(1, name, f"hpcdet:{name}", tasks=4, throttle=2, term=1, exclude=["n1"])
+    intent = Intent(1, name, f"hpcdet:{name}", 4, throttle=2, term=1, exclude=list(exclude))
     if job == "searcher":
         return searcher_script.text(_PLACE, intent, experiment, site)
     if job == "sentinel":
-        intent = Intent(1, f"{name}-sentinel", intent.tag, tasks=1, throttle=1, term=1, watches="1")
+        intent = Intent(1, f"{name}-sentinel", intent.tag, 1, throttle=1, term=1, watches="1")
     return render.render(experiment, site, intent, _PLACE, {"PATH": "/usr/bin"})
 
 

@@ -1,0 +1,42 @@
+"""A job for each partition of a site that the scheduler judges and does not queue."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcdet.errors import HpcdetError, Unavailable
+from hpcdet.jobs.checks import site_lint
+from hpcdet.jobs.checks.site_checks import SiteFinding
+from hpcdet.schedulers.common.base import Submission, SubmissionRefused
+from hpcdet.schedulers.open_backend import open_scheduler
+from hpcdet.site import Site
+
+
+def findings(site: Site) -> Iterator[SiteFinding]:
+    """Yield what the scheduler says to a small job in each partition of the site file.
+
+    A wrong account, queue, resource or directive is found so. What cannot be rendered, and a
+    scheduler that does not answer, are said elsewhere.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpcdet-check-") as place:
+        for partition in site.partitions or (None,):
+            script = Path(place) / "job.sh"
+            try:
+                script.write_text(site_lint.script(site, "worker", partition))
+                open_scheduler(site).check(Submission("lint-7f3a-1", "hpcdet:lint", script, 4, 2))
+            except SubmissionRefused as refused:
+                said = f"{_of(partition)} is refused: {refused.refusal.message}"
+                wrong = refused.refusal.kind == "invalid"
+                yield SiteFinding("error" if wrong else "warning", said)
+            except Unavailable:
+                return
+            except HpcdetError:
+                continue
+            else:
+                yield SiteFinding("ok", f"{_of(partition)} would be accepted")
+
+
+def _of(partition: str | None) -> str:
+    return f"a job in partition {partition}" if partition else "a job"
