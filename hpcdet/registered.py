@@ -14,11 +14,12 @@ from typing import Any
 from hpcdet.errors import ConfigError
 
 
-def names(group: str) -> list[str]:
+@functools.cache
+def names(group: str) -> tuple[str, ...]:
     """All names in a group: hpcdet's own, then those of other distributions."""
     own = [point.name for point in _own(group)]
     others = sorted(point.name for point in metadata.entry_points(group=group))
-    return list(dict.fromkeys([*own, *others]))
+    return tuple(dict.fromkeys([*own, *others]))
 
 
 @functools.cache

@@ -33,7 +33,7 @@ def draft(
     """
     environ = os.environ if environ is None else environ
     jinja = engine([])
-    jinja.filters |= {"yaml": _yaml, "about": _about, "duration": duration}
+    jinja.filters |= {"yaml": _yaml, "about": _about, "line": _line, "duration": duration}
     places = [
         (key, next((f"${one}" for one in names if environ.get(one)), ""), about)
         for key, names, about in _PLACES
@@ -44,6 +44,7 @@ def draft(
         "path": path,
         "survey": survey,
         "day": day,
+        "default": next((queue.name for queue in survey.queues if queue.default), ""),
         "paths": places,
         "modules": modules,
     }
@@ -54,11 +55,13 @@ def _yaml(value: Any) -> str:
     """Return a value as YAML in one line: JSON is YAML, too."""
     if isinstance(value, str) and value.replace("-", "").replace("_", "").isalnum():
         plain = value[0].isalpha() and value.lower() not in ("true", "false", "null", "yes", "no")
-        return value if plain else json.dumps(value)
+        return value if plain else json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
-        pairs = (f"{_yaml(key)}: {json.dumps(each)}" for key, each in value.items())
+        pairs = (
+            f"{_yaml(key)}: {json.dumps(each, ensure_ascii=False)}" for key, each in value.items()
+        )
         return f"{{{', '.join(pairs)}}}"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _about(queue: QueueSurvey) -> str:
@@ -70,4 +73,9 @@ def _about(queue: QueueSurvey) -> str:
         f"{queue.memory_mib} MiB" if queue.memory_mib else "",
         f"{queue.slots_per_node}{kind} accelerators" if queue.slots_per_node else "",
     ]
-    return ", ".join(part for part in parts if part)
+    return _line(", ".join(part for part in parts if part))
+
+
+def _line(text: str) -> str:
+    """Return text for a comment, which a line break would end."""
+    return " ".join(text.split())

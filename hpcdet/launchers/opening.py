@@ -14,7 +14,7 @@ GROUP = "hpcdet.launchers"
 
 def names() -> list[str]:
     """Names of all launchers there are, hpcdet's own first."""
-    return registered.names(GROUP)
+    return [*registered.names(GROUP)]
 
 
 def launcher(kind: str) -> Launcher:

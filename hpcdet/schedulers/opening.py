@@ -13,7 +13,7 @@ GROUP = "hpcdet.schedulers"
 
 def names() -> list[str]:
     """Names of all backends there are, hpcdet's own first."""
-    return registered.names(GROUP)
+    return [*registered.names(GROUP)]
 
 
 def backend(name: str) -> Backend:

@@ -315,6 +315,7 @@ class Site(Model):
             cpus_per_node=part.cpus_per_node,
             max_walltime_s=part.max_walltime_s,
             chunk={**self.chunk, **part.chunk},
+            place=self.place,
             bounds=part,
         )
 

@@ -75,6 +75,7 @@ class PartitionView:
     cpus_per_node: int | None
     max_walltime_s: int | None
     chunk: Directives = field(default_factory=dict)
+    place: str | None = None
     bounds: Partition = field(default_factory=Partition)
 
     def longest_s(self, nodes: int) -> int | None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from hpcdet import site as sites
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_checks
 from hpcdet.site import Site
+from hpcdet.site_files import load_site as sites
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved, Worker
 from hpcdet.store.config.searcher_keys import Searcher as SearcherConfig

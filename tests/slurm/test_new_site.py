@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcdet import site
+from hpcdet.site_files import load_site
 from tests.slurm_runs import Lab, hpcdet
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
@@ -22,7 +22,7 @@ def test_a_draft_is_a_site_that_a_job_proves(lab: Lab, monkeypatch: pytest.Monke
     path = Path(done.stdout.strip())
     assert path == lab.folder / "config" / "hpcdet" / "sites" / f"{lab.cluster.name}.yaml"
     text = path.read_text()
-    drafted = site.load(str(path))
+    drafted = load_site.load(str(path))
     assert drafted.default_partition == "batch"
     parts = drafted.partitions
     assert parts.keys() == {"batch", "patient", "cancel", "short", "urgent"}
@@ -72,10 +72,3 @@ def test_a_directive_that_the_scheduler_refuses_is_found_by_the_check(lab: Lab) 
     [refused] = [what for what, level in levels.items() if level == "error"]
     assert refused.startswith("a job in partition short is refused") and "acount" in refused
     assert not [job for job in lab.cluster.jobs() if job["JobName"].startswith("lint")]
-
-
-def test_no_cluster_is_no_draft(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_CONF", str(lab.folder / "missing.conf"))
-    done = hpcdet("site", "init", "--out", str(lab.folder / "x.yaml"))
-    assert done.returncode == 5, done.stderr
-    assert not (lab.folder / "x.yaml").exists()

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import click
 
-from hpcdet import site as sites
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import ConfigError, HpcdetError, UsageError
 from hpcdet.jobs import site_draft
 from hpcdet.jobs.checks import site_lint
-from hpcdet.schedulers.slurm import cluster_survey
-from hpcdet.site import load_site
+from hpcdet.schedulers import opening
+from hpcdet.schedulers.common.survey import Surveys
+from hpcdet.site_files import load_site
 from hpcdet.store.fs import files
 
 COLUMNS = (
@@ -48,7 +48,12 @@ def init(name: str | None, out: Path | None) -> None:
     Examples: hpcdet site init
               hpcdet site init delta --out /etc/hpcdet/sites/delta.yaml
     """
-    survey = cluster_survey.survey()
+    here = settings().site()
+    facts = opening.of(here).facts
+    if not isinstance(facts, Surveys):
+        hint = f"write a file that begins with: extends: {here.name}"
+        raise ConfigError(f"{here.scheduler} cannot be surveyed", where="site init", hint=hint)
+    survey = facts.survey()
     name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", survey.name)
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} is no name of a site", hint="letters, digits, dots, dashes")
@@ -58,7 +63,7 @@ def init(name: str | None, out: Path | None) -> None:
     with tempfile.TemporaryDirectory() as place:
         tried = Path(place) / f"{name}{load_site.SUFFIX}"
         tried.write_text(text)
-        sites.load(str(tried))
+        load_site.load(str(tried))
     if str(path) == "-":
         click.echo(text, nl=False)
         return
@@ -109,9 +114,9 @@ def _of(name: str | None) -> list[site_lint.LintResult]:
 def _of_all() -> list[site_lint.LintResult]:
     """Lint every site of the search path; of files of one name the nearest."""
     found: list[site_lint.LintResult] = []
-    for file in {file.name: file for file in reversed(sites.names())}.values():
+    for file in {file.name: file for file in reversed(load_site.names())}.values():
         try:
-            found += site_lint.lint(sites.load(file.name))
+            found += site_lint.lint(load_site.load(file.name))
         except HpcdetError as error:
             found.append(site_lint.unreadable(file.name, str(file.path), error))
     return sorted(found, key=lambda result: result.site)
@@ -124,6 +129,6 @@ def print_schema() -> None:
     \b
     Example: hpcdet site schema > site.schema.json
     """
-    from hpcdet.site.schema import schema
+    from hpcdet.site_files.schema import schema
 
     click.echo(json.dumps(schema(), indent=2))

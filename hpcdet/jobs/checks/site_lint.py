@@ -18,6 +18,7 @@ from typing import Literal
 
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs.script import render, searcher_script, succession
+from hpcdet.schedulers import opening
 from hpcdet.site import Site
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
@@ -60,7 +61,7 @@ def unreadable(name: str, path: str, error: HpcdetError) -> LintResult:
 
 def _jobs(site: Site) -> list[str]:
     """Return the jobs that experiments may submit at a site."""
-    return ["worker", *(["sentinel", "searcher"] if succession.dependency(site) else [])]
+    return ["worker", *(["sentinel", "searcher"] if succession.after_end(site) else [])]
 
 
 def _rendered(site: Site, job: str) -> Mapping[str, str | HpcdetError]:
@@ -68,13 +69,13 @@ def _rendered(site: Site, job: str) -> Mapping[str, str | HpcdetError]:
     found: dict[str, str | HpcdetError] = {}
     for partition in ("", *site.partitions):
         try:
-            found[partition] = script(site, job, partition or None, exclude=("n1",))
+            found[partition] = script_of(site, job, partition or None, exclude=("n1",))
         except HpcdetError as error:
             found[partition] = error
     return found
 
 
-def script(site: Site, job: str, partition: str | None, exclude: Sequence[str] = ()) -> str:
+def script_of(site: Site, job: str, partition: str | None, exclude: Sequence[str] = ()) -> str:
     """Return the script of a job as small as a partition takes, of no particular experiment.
 
     Args:
@@ -104,6 +105,7 @@ def script(site: Site, job: str, partition: str | None, exclude: Sequence[str] =
 
 
 def _judged(site: Site, job: str, scripts: Mapping[str, str | HpcdetError]) -> LintResult:
+    script = opening.of(site).script
     unread = [_named(at, str(error)) for at, error in scripts.items() if not isinstance(error, str)]
     texts = {partition: text for partition, text in scripts.items() if isinstance(text, str)}
     bash, syntax = _bash(texts)
@@ -111,7 +113,7 @@ def _judged(site: Site, job: str, scripts: Mapping[str, str | HpcdetError]) -> L
     return LintResult(
         site.name,
         job,
-        render.SENTINEL if job == "sentinel" else render.TEMPLATES.get(site.scheduler, ""),
+        script.sentinel if job == "sentinel" else script.worker,
         "findings" if unread else bash,
         shellcheck,
         [*unread, *syntax, *remarks],

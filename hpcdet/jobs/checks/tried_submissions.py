@@ -10,7 +10,7 @@ from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.checks import site_lint
 from hpcdet.jobs.checks.site_checks import SiteFinding
 from hpcdet.schedulers.common.base import Submission, SubmissionRefused
-from hpcdet.schedulers.open_backend import open_scheduler
+from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site
 
 
@@ -24,7 +24,7 @@ def findings(site: Site) -> Iterator[SiteFinding]:
         for partition in site.partitions or (None,):
             script = Path(place) / "job.sh"
             try:
-                script.write_text(site_lint.script(site, "worker", partition))
+                script.write_text(site_lint.script_of(site, "worker", partition))
                 open_scheduler(site).check(Submission("lint-7f3a-1", "hpcdet:lint", script, 4, 2))
             except SubmissionRefused as refused:
                 said = f"{_of(partition)} is refused: {refused.refusal.message}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,11 @@ class ClusterSurvey:
     accounts: tuple[str, ...] = ()
     max_running: int | None = None
     remarks: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Surveys(Protocol):
+    """Facts of a backend that can say what a site file may say of its cluster."""
+
+    def survey(self) -> ClusterSurvey:
+        """Ask the cluster. Raises Unavailable: it gives no answer."""

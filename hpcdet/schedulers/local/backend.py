@@ -15,6 +15,7 @@ from hpcdet.schedulers.common.backend import Backend
 from hpcdet.schedulers.common.base import Scheduler
 from hpcdet.schedulers.common.job_script import Translation
 from hpcdet.schedulers.common.request import NodeRequest, ScriptRequest, UserOptions
+from hpcdet.schedulers.common.survey import ClusterSurvey
 from hpcdet.site import Site
 from hpcdet.site.models import Directives
 from hpcdet.store.folder.records import Reason
@@ -159,6 +160,12 @@ class LocalFacts:
         from hpcdet.schedulers.local.local import shared_slots
 
         return site.slots or shared_slots()
+
+    def survey(self) -> ClusterSurvey:
+        """See ``survey.Surveys``."""
+        host = socket.gethostname()
+        rule = {"hostname": f"^{re.escape(host)}"}
+        return ClusterSurvey(host.partition(".")[0], "this machine", self.generic, rule)
 
     def resolved(
         self, site: Site, pool: str | None = None, *, ask: bool = True, fresh: bool = False

@@ -24,6 +24,7 @@ from typing import Any
 
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.polling import cache_folder
+from hpcdet.schedulers.common.survey import ClusterSurvey
 from hpcdet.schedulers.slurm import slurm_text
 from hpcdet.schedulers.slurm.slurm_text import parse_config
 from hpcdet.site import Site
@@ -87,6 +88,13 @@ def no_cluster(path: str) -> bool:
 def slots_here(site: Site) -> int | None:  # noqa: ARG001
     """See ``backend.FactsFace``."""
     return None
+
+
+def survey() -> ClusterSurvey:
+    """See ``survey.Surveys``."""
+    from hpcdet.schedulers.slurm import cluster_survey  # late: one verb asks it
+
+    return cluster_survey.survey()
 
 
 def resolved(
