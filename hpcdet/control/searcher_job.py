@@ -23,6 +23,7 @@ from hpcdet.control.turn import controller
 from hpcdet.errors import HpcdetError, StillPending, Unavailable, UsageError
 from hpcdet.jobs.script import searcher_script as rendering
 from hpcdet.schedulers import opening
+from hpcdet.schedulers.common import submission_rate
 from hpcdet.schedulers.common.base import Job, Scheduler, SubmissionRefused, TaskState
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site
@@ -99,7 +100,8 @@ class JobChain:
             experiment = resolved_config.load(self.paths.config)
             made = rendering.build(self.paths, intent, experiment, self.site)
             try:
-                job = self.scheduler.submit(made)
+                per_min = self.site.limits.submit_per_min
+                job = submission_rate.submit(self.scheduler, made, per_min)
             except SubmissionRefused as refused:
                 if refused.refusal.kind == "invalid":
                     raise HpcdetError(

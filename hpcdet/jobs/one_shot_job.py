@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from hpcdet.errors import HpcdetError, StillPending, Unavailable
 from hpcdet.jobs.script import launch, render, submission
+from hpcdet.schedulers.common import submission_rate
 from hpcdet.schedulers.common.base import Job, Scheduler, Submission, SubmissionRefused, Task
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from hpcdet.policy.compiled import CompiledPolicy
 
 _LOOK_S = 0.1
+_PATIENCE_S = 120.0
 _REMOVE_S = 5.0
 _TAIL = 4000
 _VARIABLES = "environment.yaml"
@@ -129,7 +131,7 @@ def run(
     made = Submission(intent.name, intent.tag, script, 1, 1, argv=submission.argv(once, script))
     answer: CommandResult | None = None
     try:
-        job = Job(_submit(scheduler, made), 1, files.now())
+        job = Job(_submit(scheduler, once, made), 1, files.now())
         answer = _wait(paths, scheduler, once, job, timeout_s)
     finally:
         if answer is None:
@@ -137,9 +139,9 @@ def run(
     return answer, _text(place / "output")
 
 
-def _submit(scheduler: Scheduler, made: Submission) -> str:
+def _submit(scheduler: Scheduler, site: Site, made: Submission) -> str:
     try:
-        return scheduler.submit(made)
+        return submission_rate.submit(scheduler, made, site.limits.submit_per_min, _PATIENCE_S)
     except SubmissionRefused as error:
         raise HpcdetError(f"the scheduler refused the job: {error}") from error
 

@@ -15,6 +15,7 @@ from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.script import succession
+from hpcdet.schedulers.common import submission_rate
 from hpcdet.schedulers.common.base import Job, SubmissionRefused, Task, TaskState
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.records import Intent, Submitted
@@ -108,7 +109,8 @@ def _submit(holder: Holder, intent: Intent) -> Submitted:
         resolved = overrides.lay(holder.hands.resolved, intent.overrides)
         submission = holder.hands.build(holder.paths, intent, resolved, holder.hands.site)
         holder.fence()
-        return Submitted(scheduler.submit(submission), scheduler.name, at=files.now())
+        job = submission_rate.submit(scheduler, submission, holder.hands.site.limits.submit_per_min)
+        return Submitted(job, scheduler.name, at=files.now())
     except SubmissionRefused as refused:
         if refused.refusal.kind != "invalid":
             raise Unavailable(refused.refusal.message) from None

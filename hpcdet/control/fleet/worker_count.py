@@ -18,6 +18,7 @@ from hpcdet.control.leader.lost_workers import FleetView, TaskPlace, Watch
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.script import lanes, succession
 from hpcdet.schedulers import opening
+from hpcdet.schedulers.common import submission_rate
 from hpcdet.schedulers.common.base import (
     PerHost,
     Prunes,
@@ -33,6 +34,9 @@ from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, Intent, Submitted, WorkerClaim, WorkerEnd
 from hpcdet.store.fs import files
 
+_PATIENT = ("submit", "wait")
+"""Holders that may wait for their turn to submit: a person does, and no trial."""
+_PATIENCE_S = 120.0
 RETRY_S = 60.0
 """Least time before a scheduler that took no job is asked again, where polling is allowed so
 seldom; otherwise its polling interval."""
@@ -266,7 +270,9 @@ def _settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int
         if intent.hold:
             return intent.tasks
         holder.fence()
-        job = scheduler.submit(submission)
+        per_min = holder.hands.site.limits.submit_per_min
+        patience_s = _PATIENCE_S if holder.kind in _PATIENT else 0.0
+        job = submission_rate.submit(scheduler, submission, per_min, patience_s)
     except SubmissionRefused as refused:
         return _refused(holder, intent, refused.refusal)
     except Unavailable:

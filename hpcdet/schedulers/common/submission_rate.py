@@ -1,0 +1,63 @@
+"""Submissions per minute, counted over all processes of a user on all hosts that share the cache.
+
+A token bucket as large as a minute's submissions: those of the last minute lie in a file of the
+user's cache folder, and one more is allowed while they are fewer than the limit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+
+from hpcdet.schedulers.common.base import Refusal, Scheduler, Submission, SubmissionRefused
+from hpcdet.schedulers.common.polling import cache_folder
+from hpcdet.store.fs import files
+
+_MINUTE_S = 60.0
+_FILE = "submissions.json"
+
+
+def submit(
+    scheduler: Scheduler, submission: Submission, per_min: float | None, patience_s: float = 0.0
+) -> str:
+    """Submit a job once its turn has come; returns its id.
+
+    Args:
+        per_min: submissions that a user may make in a minute; None: any number.
+        patience_s: seconds to wait for the turn.
+
+    Raises:
+        SubmissionRefused: as ``Scheduler.submit``; ``unavailable`` if its turn does not come in
+            time.
+    """
+    if per_min is not None:
+        limit = time.monotonic() + patience_s
+        while (wait_s := take(per_min)) > 0:
+            if time.monotonic() + wait_s > limit:
+                what = (
+                    f"{per_min:g} submissions a minute are allowed here; one more in {wait_s:.0f} s"
+                )
+                raise SubmissionRefused(Refusal("unavailable", what))
+            time.sleep(wait_s)
+    return scheduler.submit(submission)
+
+
+def take(per_min: float, clock: Callable[[], float] = time.time) -> float:
+    """Take one submission of this minute's; returns 0, or the seconds until there is one."""
+    folder, most = cache_folder(), max(1, int(per_min))
+    within_s = _MINUTE_S * most / per_min  # longer than a minute for less than one in it
+    fd = os.open(folder / f"{_FILE}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.FILE_MODE)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        now, said = clock(), files.read_json(folder / _FILE)
+        known = said if isinstance(said, list) else []
+        # of a clock that was set back later ones are none
+        last = [at for at in known if isinstance(at, int | float) and 0 <= now - at < within_s]
+        if len(last) >= most:
+            return max(0.001, within_s - (now - sorted(last)[-most]))
+        files.replace(folder / _FILE, files.canonical([*last, now]))
+    finally:
+        os.close(fd)
+    return 0.0
