@@ -72,6 +72,7 @@ class Departure:
         if end.reason == "refused":
             self.refused |= dict.fromkeys(end.nodes, end.error)
         self.why = self.why or self._reason_after(end.reason, used_up)
+        self.why = self.why or ("bad_node" if end.excludes else "")
 
     def left_to_drain(self) -> float:
         """Seconds left to copy staged checkpoints; after a notice at most half of the kill wait."""

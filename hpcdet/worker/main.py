@@ -296,8 +296,9 @@ class Worker:
         then = Circumstances(noticed, time_up, oom, stands, inside.says)
         drain_staging.drain(self.paths, self.experiment, attempt, self.leaving.left_to_drain)
         nodes, by = self.allocation.nodes, self.me.name
+        policies = self.experiment.log_policies or ()
         return insist(
-            lambda: close_attempt.conclude(self.paths, lane, then, nodes, by),
+            lambda: close_attempt.conclude(self.paths, lane, then, nodes, by, policies),
             self.leaving.left_to_drain,
         )
 

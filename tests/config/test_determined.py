@@ -153,7 +153,6 @@ def test_a_search_on_slurm_keeps_its_meaning(tmp_path: Path) -> None:
             "checkpoint_storage.storage_path",
             "entrypoint",
             "environment.force_pull_image",
-            "resources.priority",
             "resources.shm_size",
             "resources.weight",
         ]
@@ -170,12 +169,11 @@ def test_an_old_grid_with_everything_that_does_not_matter(tmp_path: Path) -> Non
     assert made.environment.environment_variables == {}
     assert made.environment.cpu_variables == {"A": "1"}
     assert made.environment.cuda_variables == {"A": "1", "B": "2"}
-    assert len(loaded.warnings) == 12
+    assert len(loaded.warnings) == 11
 
 
 SAMPLES: dict[str, Any] = {
     "bind_mounts": [{"host_path": "/a", "container_path": "/b"}],
-    "log_policies": [{"pattern": "x", "action": "cancel_retries"}],
     "environment.image": "determinedai/pytorch",
     "optimizations.mixed_precision": "O2",
     "checkpoint_storage.type": "s3",

@@ -340,3 +340,10 @@ def test_a_sentinel_is_small_and_where_its_workers_are(tmp_path: Path) -> None:
     assert "source /apps/init" in text
     assert "hpcdet.worker.sentinel /scratch/digits-7f3a --submission 1" in text
     assert bash(text, "-n").returncode == 0
+
+
+@pytest.mark.parametrize(("priority", "nice"), [(None, None), (1, None), (42, None), (50, "800")])
+def test_a_low_priority_gives_way(priority: int | None, nice: str | None) -> None:
+    """Nobody may raise the priority of jobs."""
+    asked = replace(EXPERIMENT, resources=replace(EXPERIMENT.resources, priority=priority))
+    assert directives(script(slurm(), asked)).get("nice") == nice

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from hpcdet.bounded_patterns import expression
 from hpcdet.config.check import search_goals, search_methods, search_space
 from hpcdet.config.check.problems import Problem
 from hpcdet.space.errors import SpaceError
@@ -29,11 +30,20 @@ def errors(config: Resolved) -> Iterator[Problem]:
     yield from _trace(config)
     yield from _elastic(config)
     yield from _searcher(config)
+    yield from _log_policies(config)
     yield from search_space.problems(config)
     yield from _data(config.data, "data")
     if (config.workspace is None) != (config.project is None):
         missing = "project" if config.project is None else "workspace"
         yield Problem(missing, "workspace and project go together", f"add {missing}")
+
+
+def _log_policies(config: Resolved) -> Iterator[Problem]:
+    for number, policy in enumerate(config.log_policies or ()):
+        try:
+            expression(policy.pattern)
+        except ValueError as error:
+            yield Problem(f"log_policies.{number}.pattern", str(error), "write a plainer pattern")
 
 
 def warnings(config: Resolved) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
     yield from _stop_once(values.get("searcher"))
     yield from _objectives(values.get("searcher"))
     yield from _slots(values)
+    yield from _log_policies(values)
     yield from _walltime(values)
 
 
@@ -86,6 +87,21 @@ def _objectives(searcher: Any) -> Iterator[tuple[Problem, bool]]:
             yield Problem(f"searcher.{key}", what, "leave it out: the objectives say it"), True
     if len(listed) == 1 and listed[0].keys() <= {"metric", "smaller_is_better"}:
         del searcher["objectives"]
+
+
+def _log_policies(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
+    """Convert actions of ``log_policies`` with a type, ``{type: exclude_node}``."""
+    policies = values.get("log_policies")
+    if isinstance(policies, list):
+        values["log_policies"] = [_plain_action(policy) for policy in policies]
+    yield from ()
+
+
+def _plain_action(policy: Any) -> Any:
+    action = policy.get("action") if isinstance(policy, dict) else None
+    if isinstance(action, dict) and action.keys() == {"type"}:
+        return {**policy, "action": action["type"]}
+    return policy
 
 
 def _slots(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:

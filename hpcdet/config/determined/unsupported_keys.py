@@ -49,12 +49,6 @@ def _moves(mounts: Any) -> bool:
     )
 
 
-def _acts(policies: Any) -> bool:
-    return not isinstance(policies, list) or any(
-        not isinstance(policy, Mapping) or policy.get("action") for policy in policies
-    )
-
-
 _NO_CONTAINER = "there is no container here"
 _NO_HOROVOD = "it tunes Horovod, which is not used here"
 _ELSEWHERE = "checkpoints outside the experiment's folder are not in this version"
@@ -90,10 +84,6 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
     "data_layer": (Foreign("harmless", "Determined has not used it since 0.18"),),
     "integrations": (Foreign("harmless", "there is no server to notify; see notify"),),
     "internal": (Foreign("harmless", "it is Determined's own"),),
-    "log_policies": (
-        Foreign("later", "reacting to patterns in logs is not in this version", _acts),
-        Foreign("harmless", "logs are not labelled; hpcdet explain finds causes"),
-    ),
     "preemption_timeout": (Foreign("harmless", "the time to leave is the scheduler's to say"),),
     "retention_policy": (Foreign("harmless", "logs stay as long as the experiment's folder"),),
     "security": (Foreign("harmless", "jobs run as you, by the cluster's own means"),),
@@ -234,7 +224,6 @@ WITHOUT_EFFECT = {
     "checkpoint_storage.storage_path": "checkpoints lie in the experiment's folder",
     "debug": "logs always say all there is to say",
     "records_per_epoch": "an epoch is as long as the code's data",
-    "resources.priority": "the cluster's scheduler decides this; see slurm.sbatch_args (--nice)",
 }
 """Keys that the model keeps for the record, without effect; a warning where they are not the
 default."""

@@ -46,6 +46,9 @@ def judge(ends: Sequence[End], verdict: Verdict | None, max_restarts: int) -> Ju
     if verdict is not None and verdict.verdict == "norestart":
         why = verdict.error or "trying again cannot help"
         return Judgement(False, why, "failed" if verdict.unrecoverable else "invalid_hp")
+    if last.final and last.reason not in NO_FAULT:
+        named = ", ".join(last.policies)
+        return Judgement(False, f"log policy {named}: {last.error or last.reason}")
     faults = [end for end in ends if end.reason in ("user_error", "oom")]
     faults += launches_failed_elsewhere(ends)
     if len(faults) > max_restarts:

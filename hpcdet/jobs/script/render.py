@@ -215,6 +215,7 @@ def request(
         watches=intent.watches,
         after_end=succession.after_end(site) if intent.watches else "",
         signal_lead_s=site.limits.signal_lead_s,
+        priority=need.priority,
         pool=need.resource_pool,
         user=user,
         required=required,

@@ -161,6 +161,8 @@ class AttemptView:
     """File with the output of rank 0."""
     traces: list[str]
     """Files that torch's profiler recorded, one for each rank."""
+    log_policies: list[str]
+    """Names of the log policies that fit its output."""
 
 
 def trials(source: ExperimentPaths | Gathered) -> list[TrialStatusView]:
@@ -318,6 +320,7 @@ def _attempt(gathered: Gathered, attempt: GatheredAttempt) -> AttemptView:
         last_heard=attempt.heard,
         log=packed.where(attempt.paths.log(0)),
         traces=_traces(gathered, attempt),
+        log_policies=list(end.policies) if end else [],
     )
 
 

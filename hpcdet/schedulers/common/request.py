@@ -14,6 +14,9 @@ __all__ = ["AfterEnd", "NodeRequest", "ScriptRequest", "UserOptions"]
 
 NO_OPTIONS = UserOptions()
 
+DEFAULT_PRIORITY = 42
+"""As Determined's: lower ones come first, higher ones later."""
+
 AfterEnd = Literal["", "bad", "any"]
 """After which ends of another job a job starts: bad ones, any."""
 
@@ -55,6 +58,7 @@ class ScriptRequest:
         watches: the job after whose end (``after_end``) it starts; a small job that only looks
             after the experiment. "": a worker.
         signal_lead_s: the warning before the end.
+        priority: 1 to 99, the higher the later (``DEFAULT_PRIORITY``); None: that.
         pool: the partition or queue that the user has chosen; None: the site's.
         view: the site in that pool, with its options expanded.
         user: the user's own options.
@@ -81,6 +85,7 @@ class ScriptRequest:
     watches: str = ""
     after_end: AfterEnd = ""
     signal_lead_s: int = 0
+    priority: int | None = None
     pool: str | None = None
     user: UserOptions = NO_OPTIONS
     required: NodeRequest | None = None

@@ -38,7 +38,7 @@ class Resources:
     max_slots: Annotated[int | None, Key(ge=1)] = None
     """Slots that all trials of the experiment may hold at once."""
     priority: Annotated[int | None, Key(ge=1, le=99)] = None
-    """Determined's; has no effect here, with a warning."""
+    """1 to 99, the higher the later; above 42 the jobs give way to others in the queue."""
     is_single_node: bool | None = None
     """All ranks of a trial on one node."""
     exclude_nodes: list[str] = field(default_factory=list)

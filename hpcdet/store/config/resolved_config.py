@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from hpcdet.errors import ConfigError, IntegrityError
+from hpcdet.store.config.log_policies import LogPolicy
 from hpcdet.store.config.placement import (
     Distributed,
     Pbs,
@@ -244,6 +245,8 @@ class Resolved:
     searcher: Searcher = field(default_factory=Searcher)
     max_restarts: Annotated[int, Key(ge=0)] = 5
     """Times a trial is tried again after an error in its code; other ends do not count."""
+    log_policies: Annotated[list[LogPolicy] | None, Key(sparse=True)] = None
+    """What follows from a line in the log of a trial."""
     reproducibility: Reproducibility = Reproducibility()
     min_validation_period: Length = _NO_PERIOD
     """Validate at least this often; 0: at the end only."""

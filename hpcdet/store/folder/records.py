@@ -147,6 +147,9 @@ class End(JsonRecord):
         progressed: the next attempt begins further than this one did (``store.trials.progress``).
         closed_by: name of the worker, or ``term N``.
         first_step: it reached its first step, so that neither place nor launch is to blame.
+        policies: names of the ``log_policies`` that fit its logs.
+        final: one of them says that the trial is not tried again after a failure.
+        excludes: one of them says that its nodes are not used again.
     """
 
     reason: Reason
@@ -157,6 +160,9 @@ class End(JsonRecord):
     closed_by: str = ""
     at: str = ""
     first_step: bool = False
+    policies: list[str] = field(default_factory=list)
+    final: bool = False
+    excludes: bool = False
 
 
 @dataclass(frozen=True)

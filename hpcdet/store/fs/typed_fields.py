@@ -146,6 +146,11 @@ def _convert(hint: Any, value: Any) -> Any:
         for kind in kinds:
             if dataclasses.is_dataclass(kind):
                 return build(typing.cast("type[Any]", kind), value)
+    if isinstance(value, list):
+        for kind in kinds:
+            if typing.get_origin(kind) is list:
+                [inner] = typing.get_args(kind)
+                return [_convert(inner, item) for item in value]
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and isinstance(value, list):
         return tuple(_convert(inner[0], item) for item in value)

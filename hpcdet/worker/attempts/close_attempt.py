@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdet.launchers import opening as launchers
+from hpcdet.store.config.log_policies import LogPolicy
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, Verdict
 from hpcdet.store.fs import files
 from hpcdet.store.trials import progress
 from hpcdet.store.trials.controls import in_force
-from hpcdet.worker.attempts import evidence, exit_reason
+from hpcdet.worker.attempts import evidence, exit_reason, log_policies
 from hpcdet.worker.attempts.exit_reason import Says
 from hpcdet.worker.attempts.lane import Lane
 
@@ -36,7 +37,12 @@ def spoke(lane: Lane) -> bool:
 
 
 def conclude(
-    paths: ExperimentPaths, lane: Lane, then: Circumstances, nodes: Sequence[str], closed_by: str
+    paths: ExperimentPaths,
+    lane: Lane,
+    then: Circumstances,
+    nodes: Sequence[str],
+    closed_by: str,
+    policies: Sequence[LogPolicy] = (),
 ) -> End:
     """Write the end of an attempt, and return the one that holds."""
     attempt = lane.attempt
@@ -65,6 +71,7 @@ def conclude(
             says=then.says,
         )
     )
+    fit = log_policies.fitting(policies, attempt)
     end = End(
         reason=reason,
         exit_code=exit_.code if exit_ else None,
@@ -75,6 +82,9 @@ def conclude(
         nodes=[verdict.node] if verdict and reason == "refused" else list(nodes),
         closed_by=closed_by,
         at=files.now(),
+        policies=[policy.called for policy in fit],
+        final=any(policy.action == "cancel_retries" for policy in fit),
+        excludes=any(policy.action == "exclude_node" for policy in fit),
     )
     end.write_once(attempt.end)
     return End.read(attempt.end) or end

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcdet.errors import ConfigError
-from hpcdet.schedulers.common.request import ScriptRequest, UserOptions
+from hpcdet.schedulers.common.request import DEFAULT_PRIORITY, ScriptRequest, UserOptions
 from hpcdet.schedulers.slurm.script import node_requests
 from hpcdet.site.models import Value
 from hpcdet.units import clock_time
@@ -25,6 +25,8 @@ SHORT = {"a": "array", "J": "job-name", "o": "output", "e": "error", "D": "chdir
          "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "w": "nodelist"}  # fmt: skip
 
 
+_NICE = 100
+"""Steps of ``--nice`` for one of ``resources.priority``."""
 SENTINEL_S = 900
 SENTINEL_MEMORY = "1G"
 """What a sentinel gets: it reads files, and may have to wait for a dead holder's lease."""
@@ -154,7 +156,13 @@ def _waiting(request: ScriptRequest) -> dict[str, Value]:
         raise _refuse("--dependency is there already; --after sets it, too", request.user)
     after = ":".join(["afterok", *request.after]) if request.after else None
     after = f"afterany:{request.behind}" if request.behind else after
-    return {"hold": request.held, "dependency": after}
+    return {"hold": request.held, "dependency": after, "nice": _nice(request.priority)}
+
+
+def _nice(priority: int | None) -> int | None:
+    """Users may lower the priority of their jobs, and not raise it."""
+    later = 0 if priority is None else max(0, priority - DEFAULT_PRIORITY)
+    return later * _NICE or None
 
 
 def parse(user: UserOptions) -> dict[str, Value]:

@@ -1,4 +1,4 @@
-"""Regular expressions of policies: those that may take long on some name are refused.
+"""Regular expressions of people: those that may take long on some name are refused.
 
 Python's ``re`` tries all ways in which an expression can fit a text. How many these are at most
 follows from the expression alone: alternatives add up, what stands one behind the other
