@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import difflib
 import functools
-from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcdet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 @functools.cache
 def names(group: str) -> tuple[str, ...]:
     """All names in a group: hpcdet's own, then those of other distributions."""
+    from importlib import metadata  # it takes as long as a whole verb
+
     own = [point.name for point in _own(group)]
     others = sorted(point.name for point in metadata.entry_points(group=group))
     return tuple(dict.fromkeys([*own, *others]))
@@ -33,8 +37,11 @@ def find(group: str, name: str, what: str, where: str) -> Any:
     Raises:
         ConfigError: there is none, or it cannot be imported.
     """
-    points = [*(point for point in _own(group) if point.name == name)]
-    points += () if points else metadata.entry_points(group=group, name=name)
+    points = [point for point in _own(group) if point.name == name]
+    if not points:
+        from importlib import metadata
+
+        points = list(metadata.entry_points(group=group, name=name))
     if not points:
         near = difflib.get_close_matches(name, known := names(group), n=1)
         raise ConfigError(
@@ -51,6 +58,8 @@ def find(group: str, name: str, what: str, where: str) -> Any:
 
 
 @functools.cache
-def _own(group: str) -> tuple[metadata.EntryPoint, ...]:
+def _own(group: str) -> tuple[EntryPoint, ...]:
+    from importlib import metadata
+
     points = metadata.distribution("hpcdet").entry_points
     return tuple(point for point in points if point.group == group)

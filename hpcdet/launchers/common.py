@@ -79,7 +79,7 @@ class RankDeath:
     first: bool = True
 
 
-class Launcher(Protocol):
+class RankLauncher(Protocol):
     """One launcher.
 
     Attributes:

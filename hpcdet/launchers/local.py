@@ -8,7 +8,7 @@ from hpcdet.launchers.common import Launch, RankDeath, StepRequest
 
 
 class NoLauncher:
-    """``common.Launcher`` for ranks that the worker starts itself."""
+    """``common.RankLauncher`` for ranks that the worker starts itself."""
 
     command = ""
     starters: frozenset[str] = frozenset()
@@ -16,29 +16,29 @@ class NoLauncher:
     alone: tuple[str, ...] = ()
 
     def step(self, request: StepRequest) -> Launch:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         ranks = tuple(_rank(number, request.ranks) for number in range(request.ranks))
         return Launch(request.rank, request.environ, ranks, by_launcher=False)
 
     def listener(self, args: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         return ()
 
     def objection_to_mpi(self, args: Sequence[str]) -> tuple[str, str]:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         hint = "site file: launcher: {kind: mpirun} (docs/guides/sites.md); or backend: auto"
         return "this launcher starts processes without MPI", hint
 
     def death(self, said: str) -> RankDeath | None:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         return None
 
     def first_failed(self, said: str) -> int | None:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         return None
 
     def lost_node(self, said: str) -> bool:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         return False
 
 

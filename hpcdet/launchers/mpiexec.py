@@ -17,7 +17,7 @@ _CRASHES = frozenset(set(Signals) - {Signals.SIGHUP, Signals.SIGINT, Signals.SIG
 
 
 class Mpiexec:
-    """``common.Launcher`` for ``mpiexec``."""
+    """``common.RankLauncher`` for ``mpiexec``."""
 
     command = "mpiexec"
     starters = frozenset({"mpiexec", "mpirun.hydra", "mpiexec.hydra", "aprun", "ibrun"})
@@ -25,7 +25,7 @@ class Mpiexec:
     alone = ("-n", "1")
 
     def step(self, request: StepRequest) -> Launch:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         argv = (
             *(request.command or self.command, "-n", str(request.ranks)),
             *("-ppn", str(request.ranks_per_node), *request.daemons.arguments, *request.args),
@@ -34,15 +34,15 @@ class Mpiexec:
         return Launch((*argv, *request.rank), environ, ({},), True, Signals.SIGINT)
 
     def listener(self, args: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         return ()
 
     def objection_to_mpi(self, args: Sequence[str]) -> tuple[str, str]:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         return "", ""
 
     def death(self, said: str) -> RankDeath | None:
-        """See ``common.Launcher``.
+        """See ``common.RankLauncher``.
 
         It kills the others of a rank that has failed, and does not say whom first.
         """
@@ -51,11 +51,11 @@ class Mpiexec:
         return None
 
     def first_failed(self, said: str) -> int | None:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         return None
 
     def lost_node(self, said: str) -> bool:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         return False
 
 

@@ -17,7 +17,7 @@ _SHARED_MEMORY = ("OMPI_MCA_btl", "^tcp,ofi")
 
 
 class Mpirun:
-    """``common.Launcher`` for ``mpirun``."""
+    """``common.RankLauncher`` for ``mpirun``."""
 
     command = "mpirun"
     starters = frozenset({"mpirun", "orterun", "prun"})
@@ -25,7 +25,7 @@ class Mpirun:
     alone = ("-np", "1")
 
     def step(self, request: StepRequest) -> Launch:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         argv = (
             *(request.command or self.command, "-np", str(request.ranks)),
             # what is free has been counted by the scheduler, or by the local backend
@@ -41,25 +41,25 @@ class Mpirun:
         return Launch((*argv, *request.rank), environ, ({},), by_launcher=True, end_signal=end)
 
     def listener(self, args: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         return ()
 
     def objection_to_mpi(self, args: Sequence[str]) -> tuple[str, str]:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         return "", ""
 
     def death(self, said: str) -> RankDeath | None:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         found = _DIED.search(said)
         return RankDeath(signal.Signals(int(found[1])).name) if found else None
 
     def first_failed(self, said: str) -> int | None:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         found = _EXITED.search(said)
         return int(found[1]) if found else None
 
     def lost_node(self, said: str) -> bool:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         return _LOST.search(said) is not None
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 from hpcdet import registered
-from hpcdet.launchers.common import Launcher, RankDeath
+from hpcdet.launchers.common import RankDeath, RankLauncher
 from hpcdet.schedulers import opening
-from hpcdet.site import PartitionView, Site
+
+if TYPE_CHECKING:
+    from hpcdet.site import PartitionView, Site
 
 GROUP = "hpcdet.launchers"
 
@@ -17,9 +20,9 @@ def names() -> list[str]:
     return [*registered.names(GROUP)]
 
 
-def launcher(kind: str) -> Launcher:
+def launcher(kind: str) -> RankLauncher:
     """The launcher of that kind. Raises ConfigError: there is none."""
-    found: Launcher = registered.find(GROUP, kind, "launcher", "launcher.kind")
+    found: RankLauncher = registered.find(GROUP, kind, "launcher", "launcher.kind")
     return found
 
 
@@ -29,7 +32,7 @@ def kind_of(site: Site, view: PartitionView) -> str:
 
 
 @functools.cache
-def _own() -> tuple[Launcher, ...]:
+def _own() -> tuple[RankLauncher, ...]:
     return tuple(launcher(name) for name in names())
 
 

@@ -16,7 +16,7 @@ _NO_MPI = "--mpi=none"
 
 
 class Srun:
-    """``common.Launcher`` for ``srun``."""
+    """``common.RankLauncher`` for ``srun``."""
 
     command = "srun"
     starters = frozenset({"srun"})
@@ -24,7 +24,7 @@ class Srun:
     alone = (_NO_MPI, "--ntasks=1", "--input=none")
 
     def step(self, request: StepRequest) -> Launch:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         options = [
             f"--nodes={request.nodes}",
             f"--ntasks={request.ranks}",
@@ -50,7 +50,7 @@ class Srun:
         return Launch(argv, environ, ({},), by_launcher=True)
 
     def listener(self, args: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         return (
             *("srun", _NO_MPI, "--overlap", "--mem=0", "--nodes=1", "--ntasks=1", "--relative=0"),
             *("--cpus-per-task=1", "--cpu-bind=none", "--export=ALL", "--input=none"),
@@ -59,7 +59,7 @@ class Srun:
         )
 
     def objection_to_mpi(self, args: Sequence[str]) -> tuple[str, str]:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         if _NO_MPI not in args:
             return "", ""
         return (
@@ -68,7 +68,7 @@ class Srun:
         )
 
     def death(self, said: str) -> RankDeath | None:
-        """See ``common.Launcher``.
+        """See ``common.RankLauncher``.
 
         Only SIGKILL counts, and only before any other exit: srun itself sends those that follow.
         """
@@ -78,7 +78,7 @@ class Srun:
         return None
 
     def first_failed(self, said: str) -> int | None:
-        """See ``common.Launcher``."""
+        """See ``common.RankLauncher``."""
         found = _EXITED.search(said)
         return int(found[1]) if found else None
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hpcdet import registered
 from hpcdet.errors import ConfigError
 from hpcdet.schedulers.common.backend import Backend
 from hpcdet.schedulers.common.base import Scheduler
-from hpcdet.site import Site
+
+if TYPE_CHECKING:
+    from hpcdet.site import Site
 
 GROUP = "hpcdet.schedulers"
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpcdet.jobs.script import launch
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.folder.records import NO_FAULT, Claim, Reason, Verdict
 from hpcdet.store.trials import progress
@@ -207,7 +206,7 @@ def over_mpi(trial: TrialPaths, host: Host) -> Iterator[list[psutil.Process]]:
     folder = trial.root.parent.parent
     mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")
     command = (*mpirun, sys.executable, "-m", "hpcdet.attempt", str(folder), "1", "1")
-    env = environment(**dict([launch._SHARED_MEMORY]))
+    env = environment(**dict([mpirun._SHARED_MEMORY]))
     with (folder / "launcher.log").open("wb") as log:
         started = subprocess.Popen(
             host.argv(*command), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hpcdet.schedulers.common.allocation import Allocation, ShownNode
 from hpcdet.schedulers.common.base import Scheduler
 from hpcdet.schedulers.common.job_script import Translation
 from hpcdet.schedulers.common.request import NodeRequest, ScriptRequest, UserOptions
-from hpcdet.site import Site
-from hpcdet.site.models import Directives
 from hpcdet.store.folder.records import Reason
+
+if TYPE_CHECKING:
+    from hpcdet.site import Site
+    from hpcdet.site.models import Directives
 
 
 class ScriptFace(Protocol):

@@ -7,15 +7,17 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcdet.errors import ConfigError
 from hpcdet.schedulers.common.allocation import Allocation, ShownNode, by_script
 from hpcdet.schedulers.common.job_script import Translation
 from hpcdet.schedulers.common.request import NodeRequest, ScriptRequest, UserOptions
-from hpcdet.site import Site
-from hpcdet.site.models import Directives
 from hpcdet.store.folder.records import Reason
+
+if TYPE_CHECKING:
+    from hpcdet.site import Site
+    from hpcdet.site.models import Directives
 
 
 class PlainScript:

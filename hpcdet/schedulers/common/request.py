@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from hpcdet.site.models import PartitionView
 from hpcdet.store.config.placement import UserOptions
+
+if TYPE_CHECKING:
+    from hpcdet.site.models import PartitionView
 
 __all__ = ["AfterEnd", "NodeRequest", "ScriptRequest", "UserOptions"]
 

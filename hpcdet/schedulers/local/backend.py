@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import socket
+from typing import TYPE_CHECKING
 
 from hpcdet.schedulers.common.backend import Backend
 from hpcdet.schedulers.common.base import Scheduler
 from hpcdet.schedulers.common.plain_faces import PlainFacts, PlainInside, PlainNames, PlainScript
 from hpcdet.schedulers.common.survey import ClusterSurvey
-from hpcdet.site import Site
+
+if TYPE_CHECKING:
+    from hpcdet.site import Site
 
 _JOB = r"(?:local:)?(local-[0-9a-f]+-\d+(?:@[A-Za-z0-9.-]+)?)(?:_\d+)?"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hpcdet.schedulers.common.backend import (
     Backend,
     FactsFace,
@@ -10,7 +12,9 @@ from hpcdet.schedulers.common.backend import (
     ScriptFace,
 )
 from hpcdet.schedulers.common.base import Scheduler
-from hpcdet.site import Site
+
+if TYPE_CHECKING:
+    from hpcdet.site import Site
 
 
 class SlurmBackend:
