@@ -55,12 +55,13 @@ def _yaml(value: Any) -> str:
     """Return a value as YAML in one line: JSON is YAML, too."""
     if isinstance(value, str) and value.replace("-", "").replace("_", "").isalnum():
         plain = value[0].isalpha() and value.lower() not in ("true", "false", "null", "yes", "no")
-        return value if plain else json.dumps(value, ensure_ascii=False)
+        return value if plain else _json(value)
     if isinstance(value, Mapping):
-        pairs = (
-            f"{_yaml(key)}: {json.dumps(each, ensure_ascii=False)}" for key, each in value.items()
-        )
-        return f"{{{', '.join(pairs)}}}"
+        return f"{{{', '.join(f'{_yaml(key)}: {_json(each)}' for key, each in value.items())}}}"
+    return _json(value)
+
+
+def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
