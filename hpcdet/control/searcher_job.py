@@ -213,7 +213,8 @@ def run(paths: ExperimentPaths, number: int) -> int:
     chain = JobChain.of(paths)
     backend = opening.of(chain.site)
     own = backend.names.job_of(backend.inside.allocation(os.environ, None).job)
-    walltime = rendering.walltime_s(chain.site) if backend.cluster else None
+    experiment = resolved_config.load(paths.config)
+    walltime = rendering.walltime_s(experiment, chain.site) if backend.cluster else None
     until = None if walltime is None else began + walltime - _lead(chain.site, walltime)
     wish = _Successor(chain, number + 1, own) if until is not None and own else None
 

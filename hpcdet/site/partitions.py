@@ -84,3 +84,9 @@ class PartitionView:
         given = next((limit for most, limit in steps if nodes <= most), None)
         limits = [limit for limit in (given, self.max_walltime_s) if limit is not None]
         return min(limits, default=None)
+
+    def nearest_s(self, walltime_s: int, nodes: int) -> int:
+        """Return the walltime nearest to a wanted one that a job of so many nodes may have."""
+        enough = max(walltime_s, self.bounds.min_walltime_s or 0)
+        longest = self.longest_s(nodes)
+        return enough if longest is None else min(enough, longest)

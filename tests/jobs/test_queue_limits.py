@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcdet.errors import ConfigError
-from hpcdet.jobs.checks import site_checks
+from hpcdet.jobs.checks import site_checks, site_lint
 from hpcdet.site import Site
 from hpcdet.site_files import load_site as sites
 from hpcdet.store.config.placement import Resources
@@ -117,6 +118,19 @@ def test_names_that_are_too_long_for_the_scheduler_are_refused(tmp_path: Path) -
     with pytest.raises(ConfigError, match="at most 11 characters") as caught:
         site_checks.preflight(Resolved(name="digits-cnn12"), short, tmp_path)
     assert caught.value.where == "name"
+
+
+def test_small_jobs_are_as_large_and_long_as_their_queue_wants() -> None:
+    """The job behind an array, and the searcher's, in a queue for jobs of many nodes."""
+    prod = {"min_nodes": 10, "min_walltime_s": "20m", "walltime_by_nodes": {24: "3h"}}
+    values = {"default_partition": "prod", "partitions": {"prod": prod}}
+    wide = Site.model_validate({**sites.load("generic-slurm").plain(), **values})
+    sentinel, searcher = (
+        set(re.findall(r"--(nodes|ntasks|time)=(\S+)", site_lint.script_of(wide, job, None)))
+        for job in ("sentinel", "searcher")
+    )
+    assert sentinel == {("nodes", "10"), ("ntasks", "10"), ("time", "0-00:20:00")}
+    assert searcher >= {("nodes", "10"), ("time", "0-03:00:00")}
 
 
 @pytest.mark.parametrize(

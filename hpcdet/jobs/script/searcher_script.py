@@ -21,11 +21,14 @@ def place(paths: ExperimentPaths) -> ExperimentPaths:
     return ExperimentPaths(paths.root / "searcher")
 
 
-def walltime_s(site: Site) -> int:
-    """Return the walltime of one of these jobs in seconds."""
-    job = site.searcher_job
-    most = site.view(job.partition).max_walltime_s
-    return min(job.walltime_s, most) if most else job.walltime_s
+def walltime_s(experiment: Resolved, site: Site) -> int:
+    """Return the walltime of one of these jobs in seconds: the nearest that its queue takes."""
+    view = site.view(_pool(experiment, site))
+    return view.nearest_s(site.searcher_job.walltime_s, view.bounds.min_nodes or 1)
+
+
+def _pool(experiment: Resolved, site: Site) -> str | None:
+    return site.searcher_job.partition or experiment.resources.resource_pool
 
 
 def text(paths: ExperimentPaths, intent: Intent, experiment: Resolved, site: Site) -> str:
@@ -63,16 +66,17 @@ def build(paths: ExperimentPaths, intent: Intent, experiment: Resolved, site: Si
 
 def _small(experiment: Resolved, site: Site) -> Resolved:
     """The experiment's config with the resources of the searcher's job."""
-    job = site.searcher_job
+    job, pool = site.searcher_job, _pool(experiment, site)
+    nodes = site.view(pool).bounds.min_nodes or 1
     resources = dataclasses.replace(
         experiment.resources,
-        slots_per_trial=1,
-        nodes=1,
+        slots_per_trial=nodes,
+        nodes=nodes,
         slots_per_node=1,
         cpus_per_slot=job.cpus,
         memory_per_slot=None if job.memory_mib is None else job.memory_mib * 2**20,
-        walltime_s=walltime_s(site) if opening.of(site).cluster else None,
-        resource_pool=job.partition or experiment.resources.resource_pool,
+        walltime_s=walltime_s(experiment, site) if opening.of(site).cluster else None,
+        resource_pool=pool,
         max_slots=None,
         exclude_nodes=[],
     )

@@ -100,16 +100,17 @@ SIZES = frozenset({
 def _of_sentinel(request: ScriptRequest) -> Options:
     """Options of the job that runs after an array: where its workers do, but one small task."""
     given, view = _of_worker(request), request.view
+    nodes = view.bounds.min_nodes or 1
     dependency = {"bad": "afternotok", "any": "afterany"}[request.after_end]
     small: dict[str, Value] = {
         "dependency": f"{dependency}:{request.watches}",
         # else it stays in the queue for ever once all tasks have ended well
         "kill-on-invalid-dep": "yes",
-        "nodes": 1,
-        "ntasks": 1,
+        "nodes": nodes,
+        "ntasks": nodes,
         "cpus-per-task": 1,
         "mem": SENTINEL_MEMORY if given.values.get("mem") else None,
-        "time": clock_time(min(SENTINEL_S, view.max_walltime_s or SENTINEL_S)),
+        "time": clock_time(view.nearest_s(SENTINEL_S, nodes)),
         "output": str(given.values["output"]).replace("%A_%a", "%j"),
     }
     kept = {name: value for name, value in given.values.items() if name not in SIZES}
