@@ -293,7 +293,8 @@ class Worker:
         early = max(inside.early_s, LOOK_S)
         time_up = lane.is_used_up or self.remaining.left_s < self.remaining.lead_s + early
         stands = close_attempt.spoke(lane) or inside.stands(self.allocation)
-        then = Circumstances(noticed, time_up, oom, stands, inside.says)
+        reclaims = self.site.view(self.experiment.resources.resource_pool).bounds.preemptible
+        then = Circumstances(noticed, time_up, oom, stands, inside.says, reclaims)
         drain_staging.drain(self.paths, self.experiment, attempt, self.leaving.left_to_drain)
         nodes, by = self.allocation.nodes, self.me.name
         policies = self.experiment.log_policies or ()

@@ -83,6 +83,7 @@ NO_FAULT_OF_CODE = [
     (seen(launcher=SLURM.format("DUE TO JOB REQUEUE")), "preempted"),
     (seen(launcher=SLURM.format("DUE TO TIME LIMIT")), "walltime"),
     (seen(launcher=SLURM.format("DUE TO NODE FAILURE"), exit_code=0), "node_fail"),
+    (seen(launcher=SLURM.format("DUE TO NODE FAILURE"), exit_code=0, reclaims=True), "preempted"),
     (seen(launcher="slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0"), "oom"),
     (seen(launcher=KILLED, first_step=True), "lost"),
     (seen(launcher=MPI_DIED.format(9, "Killed"), first_step=True, exit_code=137), "lost"),

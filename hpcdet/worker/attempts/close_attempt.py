@@ -27,6 +27,7 @@ class Circumstances:
     oom: bool
     stands: bool
     says: Says = ()
+    reclaims: bool = False
 
 
 def spoke(lane: Lane) -> bool:
@@ -69,6 +70,7 @@ def conclude(
             in_user_code=trace.in_user_code if trace else False,
             launcher=launcher,
             says=then.says,
+            reclaims=then.reclaims,
         )
     )
     fit = log_policies.fitting(policies, attempt)

@@ -43,6 +43,7 @@ class Evidence:
         in_user_code: that traceback passes through the user's code.
         launcher: what the launcher said.
         says: what of that are words of the scheduler.
+        reclaims: nodes may be taken away here at any time: one that is lost was.
     """
 
     verdict: Verdict | None
@@ -58,6 +59,7 @@ class Evidence:
     in_user_code: bool = False
     launcher: str = ""
     says: Says = ()
+    reclaims: bool = False
 
 
 def judge(seen: Evidence) -> tuple[Reason, str]:
@@ -97,8 +99,10 @@ def _by_cause(verdict: Verdict, seen: Evidence) -> Reason:
 def _killed(seen: Evidence) -> tuple[Reason, str] | None:
     """Return the reason of an end that positive evidence shows is not the user code's fault."""
     told: Reason = "walltime" if seen.time_up else "preempted"
+    lost: Reason = "preempted" if seen.reclaims else "node_fail"
     for pattern, reason in seen.says:
         if re.search(pattern, seen.launcher):
+            reason = lost if reason == "node_fail" else reason
             return reason, _last_line(seen.launcher) if reason == "oom" else ""
     died_of = _died_of(seen) or _loader_killed(seen)
     if not died_of and not seen.error and seen.verdict is None:
@@ -116,7 +120,7 @@ def _killed(seen: Evidence) -> tuple[Reason, str] | None:
     if died_of in ("SIGTERM", "SIGUSR2"):
         return told, ""
     if launchers.lost_node(seen.launcher) and not seen.error:
-        return "node_fail", "the launcher lost a node"
+        return lost, "the launcher lost a node"
     if not seen.stands:
         return told, ""
     if seen.noticed and seen.verdict is None and not seen.error:
