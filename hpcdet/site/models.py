@@ -319,6 +319,21 @@ class Site(Model):
             bounds=part,
         )
 
+    def unchained(self, partition: str | None) -> Site:
+        """The site for experiments in a partition where no job may submit its continuation.
+
+        The site itself where one may (``partitions.NAME.chain``).
+        """
+        view = self.view(partition)
+        if view.bounds.chain:
+            return self
+        kept = {"requeue": "none", "submit_from_compute": False}
+        origin = self.origins.get(f"partitions.{view.name}.chain", "")
+        return self.changed(
+            {"capabilities": self.capabilities.model_copy(update=kept)},
+            {f"capabilities.{key}": f"chain: {origin}" for key in kept},
+        )
+
     @property
     def fallback(self) -> bool:
         """True if the site was chosen only because none recognised this host."""

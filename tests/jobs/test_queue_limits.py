@@ -112,6 +112,31 @@ def test_more_jobs_than_may_run_at_once_are_warned_of(tmp_path: Path) -> None:
     assert "runs 10 of one project" in project
 
 
+def test_where_jobs_may_not_follow_each_other_none_is_submitted_from_inside(
+    cli: Cli, tmp_path: Path
+) -> None:
+    cli("init", tmp_path)
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "extends: generic-slurm\ndefault_partition: debug\n"
+        "capabilities: {requeue: user, submit_from_compute: true}\n"
+        "partitions: {debug: {chain: false}, day: {}}\n"
+    )
+
+    def asked(pool: str) -> tuple[str, str]:
+        where = ["--site", file, "--set", f"resources.resource_pool={pool}"]
+        words = [tmp_path / "random.yaml", *where]
+        [item] = cli("plan", *words, "-o", "json").items
+        return item["succession"], cli("templates", "render", *words).out
+
+    way, script = asked("debug")
+    assert way == "spares" and "scontrol requeue" not in script
+    array = int(re.findall(r"--array=0-(\d+)%2", script)[0])
+    assert array > 2  # the spares wait in the queue from the start
+    way, script = asked("day")
+    assert way == "requeue" and "scontrol requeue" in script
+
+
 def test_names_that_are_too_long_for_the_scheduler_are_refused(tmp_path: Path) -> None:
     short = site({"name_max": 30})
     assert site_checks.preflight(Resolved(name="digits-cnn1"), short, tmp_path) == []

@@ -86,6 +86,20 @@ def test_all_sites_are_read_also_behind_one_that_is_wrong(cli: Cli, tmp_path: Pa
     assert "known sites" in cli("site", "lint", "nowhere", code=3).err
 
 
+def test_keys_that_mean_nothing_to_the_scheduler_are_warned_of(cli: Cli, tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "own.yaml",
+        "extends: local\nplace: scatter\npartitions: {a: {chunk: {ngpus: 1}, max_nodes: 2}}\n"
+        "capabilities: {rerun: server}\n",
+    )
+    keys = ["capabilities.rerun", "partitions.*.chunk", "place"]
+    warned = json.loads(cli("site", "lint", file, "-o", "json").out)["warnings"]
+    assert warned[-3:] == [f"site own: {key} means nothing to the scheduler local" for key in keys]
+    checked = cli("site", "check", file, "-o", "json").items
+    texts = [item["what"] for item in checked if item["level"] == "warning"]
+    assert texts == [f"{key} means nothing to the scheduler local" for key in keys]
+
+
 def test_the_schema_is_printed(cli: Cli) -> None:
     printed = json.loads(cli("site", "schema").out)
     assert printed["title"] == "hpcdet site file" and "partitions" in printed["properties"]

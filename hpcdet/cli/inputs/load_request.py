@@ -212,7 +212,7 @@ def request(
     settled, assumed = facts.resolved(chosen, pool, ask=ask)
     if assumed:
         settings().note(f"site {chosen.name}: {assumed}")
-    return replace(wanted, site=settled)
+    return replace(wanted, site=settled.unchained(pool))
 
 
 def _placed(loaded: config.LoadedConfig, policy: CompiledPolicy, site: Site) -> config.LoadedConfig:

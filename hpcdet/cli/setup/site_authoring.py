@@ -13,9 +13,10 @@ from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import ConfigError, HpcdetError, UsageError
 from hpcdet.jobs import site_draft
-from hpcdet.jobs.checks import site_lint
+from hpcdet.jobs.checks import idle_keys, site_lint
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.survey import Surveys
+from hpcdet.site import Site
 from hpcdet.site_files import load_site
 from hpcdet.store.fs import files
 
@@ -91,8 +92,13 @@ def lint(out: Output, names: tuple[str, ...], every: bool) -> None:
     """
     if every and names:
         raise UsageError("--all and names exclude each other", hint="leave one out")
-    results = _of_all() if every else [r for name in names or (None,) for r in _of(name)]
-    out.emit(results, COLUMNS, warnings=site_lint.missing(), key="site")
+    if every:
+        sites, unread = _all()
+    else:
+        sites, unread = [settings().site(name) for name in names or (None,)], []
+    results = [*unread, *(result for site in sites for result in site_lint.lint(site))]
+    idle = [f"site {site.name}: {text}" for site in sites for text in idle_keys.idle(site)]
+    out.emit(results, COLUMNS, warnings=[*site_lint.missing(), *idle], key="site")
     wrong = [result for result in results if result.findings]
     if out.for_people:
         for result in wrong:
@@ -107,19 +113,17 @@ def lint(out: Output, names: tuple[str, ...], every: bool) -> None:
         )
 
 
-def _of(name: str | None) -> list[site_lint.LintResult]:
-    return site_lint.lint(settings().site(name))
-
-
-def _of_all() -> list[site_lint.LintResult]:
-    """Lint every site of the search path; of files of one name the nearest."""
-    found: list[site_lint.LintResult] = []
-    for file in {file.name: file for file in reversed(load_site.names())}.values():
+def _all() -> tuple[list[Site], list[site_lint.LintResult]]:
+    """Return every site of the search path, of files of one name the nearest, and what is none."""
+    sites: list[Site] = []
+    unread: list[site_lint.LintResult] = []
+    nearest = {file.name: file for file in reversed(load_site.names())}
+    for name, file in sorted(nearest.items()):
         try:
-            found += site_lint.lint(load_site.load(file.name))
+            sites.append(load_site.load(name))
         except HpcdetError as error:
-            found.append(site_lint.unreadable(file.name, str(file.path), error))
-    return sorted(found, key=lambda result: result.site)
+            unread.append(site_lint.unreadable(name, str(file.path), error))
+    return sites, unread
 
 
 @click.command("schema")

@@ -17,7 +17,7 @@ from typing import Literal
 
 from hpcdet import mpi_torch
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable
-from hpcdet.jobs.checks import queue_limits, quota
+from hpcdet.jobs.checks import idle_keys, queue_limits, quota
 from hpcdet.jobs.create.code_drift import code_differs
 from hpcdet.jobs.script import requirements
 from hpcdet.jobs.script.render import render
@@ -136,7 +136,8 @@ def site_findings(site: Site) -> list[SiteFinding]:
         hint = "" if path else "it may be on the nodes only, or come with a module"
         level: Literal["ok", "warning"] = "ok" if path else "warning"
         findings.append(SiteFinding(level, f"launcher {kind}: {path or 'not on PATH here'}", hint))
-    return findings + [SiteFinding("warning", text) for text in _crank(site)]
+    texts = [*idle_keys.idle(site), *_crank(site)]
+    return findings + [SiteFinding("warning", text) for text in texts]
 
 
 def _program(site: Site, view: PartitionView) -> str:

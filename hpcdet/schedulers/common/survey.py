@@ -64,6 +64,18 @@ class ClusterSurvey:
 
 
 @runtime_checkable
+class ReadsKeys(Protocol):
+    """Facts of a backend that acts on keys of site files which mean nothing to others.
+
+    Attributes:
+        reads: of ``jobs.checks.idle_keys.OF_SOME``.
+    """
+
+    @property
+    def reads(self) -> frozenset[str]: ...
+
+
+@runtime_checkable
 class Surveys(Protocol):
     """Facts of a backend that can say what a site file may say of its cluster."""
 

@@ -1,0 +1,29 @@
+"""Keys of a site file that mean nothing to its scheduler."""
+
+from __future__ import annotations
+
+import re
+
+from hpcdet.schedulers import opening
+from hpcdet.schedulers.common.survey import ReadsKeys
+from hpcdet.site import Site
+
+OF_SOME = frozenset({
+    "capabilities.rerun", "capabilities.arrays", "capabilities.history",
+    "capabilities.query_from_compute", "chunk", "place", "partitions.*.chunk",
+})  # fmt: skip
+"""Keys that only some schedulers have a use for; their backends name those that they read."""
+_PARTITION = re.compile(r"^partitions\.[^.]+")
+
+
+def idle(site: Site) -> list[str]:
+    """Return a sentence for each key that a file sets and this site's scheduler does not read."""
+    facts = opening.of(site).facts
+    read = facts.reads if isinstance(facts, ReadsKeys) else frozenset()
+    said = {_PARTITION.sub("partitions.*", key) for key in site.origins}
+    wrong = sorted(
+        key
+        for key in OF_SOME - read
+        if any(one == key or one.startswith(f"{key}.") for one in said)
+    )
+    return [f"{key} means nothing to the scheduler {site.scheduler}" for key in wrong]
