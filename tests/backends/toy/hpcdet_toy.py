@@ -11,8 +11,10 @@ It knows no arrays, requeues nothing and has no accounting.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -32,6 +34,7 @@ from hpcdet.schedulers.common.base import (
 from hpcdet.schedulers.common.plain_faces import PlainFacts, PlainInside, PlainNames, PlainScript
 from hpcdet.site import Site
 
+_KILL_S = 20.0
 _SHELL = """
 while [ -e "$0/held" ]; do sleep 0.1; done
 export HPCDET_JOB="$(basename "$0")_0" HPCDET_TASK_INDEX=0
@@ -107,11 +110,18 @@ class ToyScheduler:
         return int(pid), int(start)
 
     def cancel(self, job: str, index: int | None = None) -> None:
-        """End everything that the shell has started."""
+        """Tell everything that the shell has started to end, and end what is left."""
         folder = self.spool / job
         if folder.exists() and not (folder / "code").exists():
             (folder / "canceled").touch()
-            processes.kill_session(self._shell(folder)[0])
+            shell, start = self._shell(folder)
+            for pid in list(processes.members(shell)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            limit = time.monotonic() + _KILL_S
+            while processes.session_alive(shell, start) and time.monotonic() < limit:
+                time.sleep(0.05)
+            processes.kill_session(shell)
 
     def throttle(self, job: str, running: int) -> None:
         """A job is one task."""
