@@ -38,6 +38,12 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("submit", "run.submit", "Make an experiment and queue it."),
         Verb("fork", "run.fork", "Go on with a search in a new experiment."),
     ),
+    "Interact": (
+        Verb("notebook", "interactive.notebook", "JupyterLab in a job, through ssh."),
+        Verb("tensorboard", "interactive.tensorboard", "TensorBoard in a job, through ssh."),
+        Verb("shell", "interactive.shell", "A shell in a job, or beside a running trial."),
+        Verb("run", "interactive.run", "One command in a job."),
+    ),
     "Observe": (
         Verb("ls", "observe.observe", "List experiments."),
         Verb("status", "observe.observe", "One screen: state, trials, best value, health."),

@@ -257,6 +257,11 @@ class Site(Model):
         ge=1,
         description="local: ranks at once; null: one per accelerator, or else per core",
     )
+    tunnel: Literal["node", "reverse", "relay"] = Field(
+        default="node",
+        description="the way of ssh to a server on a node. node: ssh reaches the nodes; reverse: "
+        "nodes reach the login node; relay: neither, the scheduler carries the bytes",
+    )
     searcher_job: SearcherJob = SearcherJob()
     max_restarts_in_place: int = Field(
         default=3, ge=0, description="requeues in a row of a task that gets nowhere"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -14,6 +13,7 @@ from hpcdet import units
 from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.frame.sizes import Size
 from hpcdet.cli.inputs.load_request import config_argument, request, setting_options
 from hpcdet.cli.run import plan_output
 from hpcdet.config.check.plan import plan
@@ -29,6 +29,7 @@ from hpcdet.store.config.resolved_config import Resolved
 @setting_options()
 @click.option(
     "--checkpoint-size",
+    type=Size(),
     metavar="SIZE",
     help="Of one checkpoint, as 2G [as in the newest experiment of this name].",
 )
@@ -54,7 +55,7 @@ def plan_command(
     model_dir: Path | None,
     sets: Sequence[str],
     site_name: str | None,
-    checkpoint_size: str | None,
+    checkpoint_size: int | None,
     trial_time: str | None,
     queue_wait: str | None,
     decision_time: str | None,
@@ -69,7 +70,7 @@ def plan_command(
     """
     wanted = request(config_file, model_dir, sets, site_name, ask=True)
     resolved, site = wanted.resolved, wanted.site
-    size = _bytes(checkpoint_size) if checkpoint_size else quota.former(wanted.root, resolved.name)
+    size = checkpoint_size or quota.former(wanted.root, resolved.name)
     by, unit_s = _pace(wanted.root, resolved, trial_time)
     waits_by, queue_s = _queue(wanted.root, resolved, site, queue_wait)
     item = {
@@ -150,10 +151,3 @@ def _seconds(time: str, where: str = "--trial-time") -> int:
         return int(time) if time.strip().isdecimal() else units.seconds(time)
     except ValueError as error:
         raise UsageError(str(error), where=where) from error
-
-
-def _bytes(size: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", size.strip(), re.IGNORECASE)
-    if match is None:
-        raise UsageError(f"{size!r} is no size", where="--checkpoint-size", hint="write 2G")
-    return int(float(match[1]) * 1024 ** (" KMGT".index(match[2].upper() or " ")))

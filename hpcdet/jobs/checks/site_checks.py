@@ -34,7 +34,14 @@ from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
 from hpcdet.units import clock_time
 
-__all__ = ["SiteFinding", "code_differs", "login_node", "preflight", "site_findings"]
+__all__ = [
+    "SiteFinding",
+    "code_differs",
+    "login_node",
+    "preflight",
+    "refuse_impossible",
+    "site_findings",
+]
 
 _LOGIN = re.compile(r"^(?:login|head|front|submit|access|gateway)", re.IGNORECASE)
 _SUSPENDS = "suspends jobs (PreemptMode SUSPEND or GANG), which is not supported"
@@ -83,6 +90,26 @@ def preflight(
             ``local`` on a login node, unasked.
         Unavailable: the scheduler does not answer. Said now, not after the experiment is made.
     """
+    said = refuse_impossible(experiment, site, submits=submits, required=required)
+    view = site.view(experiment.resources.resource_pool)
+    queue_limits.refuse_long_name(experiment, site)
+    said += queue_limits.warnings(experiment, site, view)
+    said += _fabric(experiment, site, view)
+    size = quota.former(root, experiment.name)
+    stores = [place for place in (root, folders.scratch(site, root)) if place]
+    fits = [text for place in stores for text in quota.warnings(experiment, site, place, size)]
+    said += [text for place in stores for text in trust.exchangeable(place)]
+    return [*said, *_keeps(experiment, site, root), *dict.fromkeys(fits), *_crank(site)]
+
+
+def refuse_impossible(
+    experiment: Resolved, site: Site, *, submits: bool = True, required: NodeRequest | None = None
+) -> list[str]:
+    """Refuse resources that the site can never give; arguments and errors as of ``preflight``.
+
+    Returns:
+        Warnings of a partition that is down, or of a scheduler that does not answer.
+    """
     if site.fallback and (sign := login_node()):
         raise ConfigError(
             f"this looks like a login node ({sign}) and there is no scheduler here",
@@ -106,16 +133,9 @@ def preflight(
         said.append(f"the scheduler does not answer: {error.what}")
     if partition is not None and not partition.up:
         said.append(f"partition {partition.name} is down: jobs wait there until it is up")
-    _refuse_impossible(experiment.resources, experiment.lanes, view, partition)
+    _refuse_too_much(experiment.resources, experiment.lanes, view, partition)
     queue_limits.refuse_beyond(experiment.resources, view)
-    queue_limits.refuse_long_name(experiment, site)
-    said += queue_limits.warnings(experiment, site, view)
-    said += _fabric(experiment, site, view)
-    size = quota.former(root, experiment.name)
-    stores = [place for place in (root, folders.scratch(site, root)) if place]
-    fits = [text for place in stores for text in quota.warnings(experiment, site, place, size)]
-    said += [text for place in stores for text in trust.exchangeable(place)]
-    return [*said, *_keeps(experiment, site, root), *dict.fromkeys(fits), *_crank(site)]
+    return said
 
 
 def login_node() -> str:
@@ -297,7 +317,7 @@ def _refuse_nowhere(
     )
 
 
-def _refuse_impossible(
+def _refuse_too_much(
     need: Resources, lanes: int, view: PartitionView, partition: PartitionInfo | None
 ) -> None:
     limits = [view.max_walltime_s, partition.max_walltime_s if partition else None]

@@ -313,3 +313,22 @@ class Queues(Protocol):
 
     def partitions(self) -> list[PartitionInfo]:
         """All of them. Raises Unavailable."""
+
+
+@runtime_checkable
+class Joins(Protocol):
+    """A backend that starts further processes inside a job that runs."""
+
+    def join(
+        self, job: str, host: str, command: Sequence[str], *, terminal: bool = False
+    ) -> list[str]:
+        """Return the words that run a command inside a job, on its first node.
+
+        Args:
+            job: id of the job or of the array task.
+            host: the node's own name.
+            terminal: the command gets the caller's terminal; else its standard input and output.
+
+        Raises:
+            Unavailable: the scheduler does not answer, or the job is another machine's.
+        """

@@ -181,6 +181,13 @@ class LocalScheduler:
         elif folder.record.exists():
             files.write_once(folder.hold, b"")
 
+    def join(
+        self, job: str, host: str, command: Sequence[str], *, terminal: bool = False
+    ) -> list[str]:
+        """See ``base.Joins``: jobs run beside all other processes. Raises as ``cancel``."""
+        self._here(job)
+        return list(command)
+
     def check(self, submission: Submission) -> str:
         """Return the request as this machine can serve it."""
         request = JobRequest.parse(submission.script.read_text())

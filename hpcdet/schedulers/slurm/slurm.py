@@ -225,6 +225,21 @@ class SlurmScheduler:
         nodes = [line for line in rows.splitlines() if line and line != "None assigned"]
         return slurm_text.hosts(nodes[-1]) if nodes else ()
 
+    def join(
+        self, job: str, host: str, command: Sequence[str], *, terminal: bool = False
+    ) -> list[str]:
+        """See ``base.Joins``: a step beside those that run, with all that the job has."""
+        asked = ["squeue", "--me", "-h", "-t", "running", "-j", job, "-o", "%A"]  # no A_T for srun
+        running = self._ask(asked).split()
+        if not running:
+            raise Unavailable("the job does not run", where=f"job {job}")
+        return [
+            *("srun", f"--jobid={running[0]}", "--overlap", "--nodes=1", "--ntasks=1", "--mem=0"),
+            *("--mpi=none", "--cpu-bind=none", "--export=ALL", "--job-name=join"),
+            "--pty" if terminal else "--unbuffered",
+            *command,
+        ]
+
     def throttle(self, job: str, running: int) -> None:
         """See ``base.Scheduler``."""
         self._update(job, f"ArrayTaskThrottle={running}")

@@ -1,0 +1,1 @@
+"""Verbs for work beside experiments: notebooks, TensorBoards, shells, single commands."""

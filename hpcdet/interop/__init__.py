@@ -1,0 +1,1 @@
+"""Files of other programs, written from what experiments record."""

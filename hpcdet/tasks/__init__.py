@@ -1,0 +1,1 @@
+"""Interactive tasks: notebooks, TensorBoards, shells and single commands, each a job of its own."""

@@ -1,0 +1,106 @@
+"""TensorBoard on a Unix socket, behind a token, over event files that follow the journals.
+
+TensorBoard can listen on TCP ports only. Its application is served here by werkzeug, on a socket,
+without TensorBoard's own data server (``--load_fast=false``), which would open a port.
+
+``python -Pm hpcdet.tasks.tensorboard_server TASK SOCKET`` is what the job runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from hpcdet.interop.tensorboard import EventFiles
+from hpcdet.store.folder import log_streams
+from hpcdet.store.fs import files
+from hpcdet.tasks.private_socket import read_token
+from hpcdet.tasks.task_folder import TaskOrder, TaskPaths
+from hpcdet.tasks.token_gate import TokenGate
+
+LOOK_S = 10.0
+"""Seconds between two looks at the journals, and between two of TensorBoard at its event files."""
+_COST = 10
+"""A look that took t seconds is not taken again within ten times t."""
+
+
+class SocketServer:
+    """The server class of ``tensorboard.program``: its application on a Unix socket.
+
+    Args:
+        path: of the socket.
+    """
+
+    def __init__(self, gate: TokenGate, path: Path) -> None:
+        from werkzeug.serving import WSGIRequestHandler, make_server
+
+        class Silent(WSGIRequestHandler):
+            """A request's line could hold the token."""
+
+            def log(self, type: str, message: str, *args: Any) -> None:
+                return
+
+        self._server = make_server(f"unix://{path}", 0, gate, threaded=True, request_handler=Silent)
+        path.chmod(files.FILE_MODE)
+
+    def serve_forever(self) -> None:
+        self._server.serve_forever()
+
+    def get_url(self) -> str:
+        """Return an address that TensorBoard accepts as one; nobody listens there."""
+        return "http://localhost/"
+
+
+def serve(task: TaskPaths, path: Path) -> None:
+    """Serve the event files of a task until nobody has asked for anything for a while."""
+    from tensorboard import default, program
+
+    order = TaskOrder.read(task.order)
+    assert order is not None
+    token = read_token(task.token)
+    gates: list[TokenGate] = []
+
+    def server(application: Any, _: Any) -> SocketServer:
+        gates.append(TokenGate(application, token, f"hpcdet-{task.id}"))
+        return SocketServer(gates[0], path)
+
+    written = EventFiles(task.events, order.sources)
+    written.update()
+    board = program.TensorBoard(plugins=default.get_plugins(), server_class=server)
+    flags = ("--logdir", str(task.events), "--load_fast=false", f"--reload_interval={LOOK_S:g}")
+    board.configure(argv=[sys.argv[0], *flags])
+    board.launch()
+    print(f"{files.now()} serving {len(order.sources)} sources", flush=True)
+    threading.Thread(target=_follow, args=(written,), daemon=True).start()
+    while order.idle_s is None or time.monotonic() - gates[0].asked_at < order.idle_s:
+        time.sleep(min(1.0, order.idle_s or 1.0))
+    print(f"{files.now()} nobody has looked for {order.idle_s:g} s", flush=True)
+
+
+def _follow(written: EventFiles) -> None:
+    said = ""
+    while True:
+        began = time.monotonic()
+        try:
+            written.update()
+        except Exception as error:  # one bad journal must not end the view of all others
+            if (now := f"{type(error).__name__}: {error}") != said:
+                said = now
+                print(files.now(), said, flush=True)
+        time.sleep(max(LOOK_S, _COST * (time.monotonic() - began)))
+
+
+def main(argv: list[str]) -> int:
+    """Serve one task; return the exit code."""
+    os.umask(0o077)
+    serve(TaskPaths(Path(argv[0])), Path(argv[1]))
+    return 0
+
+
+if __name__ == "__main__":
+    log_streams.lose_what_does_not_fit()
+    sys.exit(main(sys.argv[1:]))
