@@ -29,10 +29,9 @@ def socket_folder() -> Path:
     for base in (tempfile.gettempdir(), "/tmp", "/dev/shm"):
         if len(base.encode()) + len("/hpcdet-00000000") + _ROOM > LONGEST:
             continue
-        with contextlib.suppress(OSError):
-            folder = Path(tempfile.mkdtemp(prefix="hpcdet-", dir=base))  # 0700, whatever the umask
-            private_folders.refuse_exchangeable(folder, "let TMPDIR name a folder of your own")
-            return folder
+        with contextlib.suppress(OSError, Unavailable):
+            private_folders.refuse_exchangeable(Path(base, "hpcdet-0"), "")
+            return Path(tempfile.mkdtemp(prefix="hpcdet-", dir=base))  # 0700, whatever the umask
     raise Unavailable(
         "there is no place for a socket on this host",
         where=tempfile.gettempdir(),

@@ -13,7 +13,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -38,6 +37,7 @@ from hpcdet.tasks.task_folder import (
     TaskStarted,
     TaskStop,
 )
+from hpcdet.worker.allocation import allocation
 
 _TICK_S = 0.2
 _LOOK_S = 1.0
@@ -59,8 +59,7 @@ class TaskProcess:
             raise IntegrityError("this is no task", where=str(task.root))
         self.task, self.order = task, order
         self.site = from_resolved(task.job.site)
-        self.began = time.time()
-        self.end_at = None if order.walltime_s is None else self.began + order.walltime_s
+        self.allocation = allocation.read(os.environ, order.walltime_s)
         self.used_at = time.monotonic()
         self.told = False
         self.path: Path | None = None
@@ -89,7 +88,9 @@ class TaskProcess:
     def _begin(self, log: IO[bytes]) -> None:
         pid = os.getpid()
         start = processes.started(pid) or 0
-        record = TaskStarted(socket.gethostname(), pid, start, self.end_at, files.now())
+        record = TaskStarted(
+            self.allocation.nodes[0], pid, start, self.allocation.end_at, files.now()
+        )
         record.write_once(self.task.started)
         if self.order.kind in tunnels.PORTS:
             self.path = private_socket.socket_folder() / "s"
@@ -135,11 +136,12 @@ class TaskProcess:
     def _until_the_end(self) -> TaskEnded:
         look_at = 0.0
         while True:
+            over = self._time_is_over()
             if self.child is not None and (code := self.child.poll()) is not None:
                 return self._ended_by_itself(code)
             if self.told:
                 stopped = TaskStop.read(self.task.stop) is not None
-                return self._end("stopped" if stopped else "canceled")
+                return self._end("stopped" if stopped else "walltime" if over else "canceled")
             now = time.monotonic()
             if now >= look_at:
                 look_at = now + _LOOK_S
@@ -148,12 +150,14 @@ class TaskProcess:
                 if self._is_idle(now):
                     return self._end("idle")
                 self._serve()
-            if self.end_at is not None and time.time() >= self.end_at - self._lead():
+            if over:
                 return self._end("walltime")
             time.sleep(_TICK_S)
 
-    def _lead(self) -> float:
-        return min(_LEAD_S, (self.order.walltime_s or 0) / 10)
+    def _time_is_over(self) -> bool:
+        lead = min(_LEAD_S, (self.order.walltime_s or 0) / 10)
+        end_at = self.allocation.end_at
+        return end_at is not None and time.time() >= end_at - lead
 
     def _is_idle(self, now: float) -> bool:
         """True if nobody has used a shell, or a command has printed nothing, for too long."""
