@@ -117,8 +117,12 @@ class Sshd:
 
 
 @contextlib.contextmanager
-def private_sshd(folder: Path) -> Iterator[Sshd]:
-    """Run an sshd that lets this user in by a key of its own, as long as the context lasts."""
+def private_sshd(folder: Path, **environment: str) -> Iterator[Sshd]:
+    """Run an sshd that lets this user in by a key of its own, as long as the context lasts.
+
+    Args:
+        environment: variables that commands find there.
+    """
     folder.mkdir(mode=0o700)
     for name in ("host", "user"):
         key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
@@ -136,8 +140,10 @@ def private_sshd(folder: Path) -> Iterator[Sshd]:
         "PasswordAuthentication": "no",
         "PermitRootLogin": "prohibit-password",
         "AllowStreamLocalForwarding": "yes",
+        "SetEnv": " ".join(f"{name}={value}" for name, value in environment.items()),
     }
-    (folder / "sshd.conf").write_text("".join(f"{key} {value}\n" for key, value in lines.items()))
+    text = "".join(f"{key} {value}\n" for key, value in lines.items() if value)
+    (folder / "sshd.conf").write_text(text)
     client = {
         "HostName": "127.0.0.1",
         "Port": port,

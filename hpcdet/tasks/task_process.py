@@ -137,7 +137,10 @@ class TaskProcess:
         look_at = 0.0
         while True:
             over = self._time_is_over()
-            if self.child is not None and (code := self.child.poll()) is not None:
+            code = self.child.poll() if self.child is not None else None
+            if code == -signal.SIGTERM:
+                time.sleep(_TICK_S)  # who ends a job tells each of its processes, one by one
+            if code is not None and not self.told:
                 return self._ended_by_itself(code)
             if self.told:
                 stopped = TaskStop.read(self.task.stop) is not None

@@ -36,7 +36,8 @@ def test_what_an_attempt_trained_again_counts_once(tmp_path: Path) -> None:
     trained = scalars(log, "digits-7f3a/1", "training/loss")
     assert [step for step, _ in trained] == [50, 100, 150, 200, 300]
     assert trained[2][1] == pytest.approx(2.0 / 150)  # the second attempt's
-    assert scalars(log, "digits-7f3a/1", "validation/accuracy")[0] == (100, pytest.approx(0.8))
+    [(step, value), _] = scalars(log, "digits-7f3a/1", "validation/accuracy")
+    assert step == 100 and value == pytest.approx(0.8)
     [_, (step, value)] = scalars(log, "digits-7f3a/2", "validation/validation_loss")
     assert step == 300 and math.isnan(value)
     assert scalars(log, "digits-7f3a/3", "training/loss") == [(20, 3.0)]
