@@ -7,7 +7,7 @@ unexport WORKERS
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo governed-demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-governance bench-gpu bench-search bench-search-tables bench-calibration governed-recovery governed-replications governed-scheduling governed-search null-searches clean
+.PHONY: demo governed-demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-interactive test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-governance bench-gpu bench-search bench-search-tables bench-calibration governed-recovery governed-replications governed-scheduling governed-search null-searches clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -33,6 +33,9 @@ coverage: packages setup  ## lines and branches that the tests execute, ranks in
 
 test-frameworks:  ## every adapter on its framework, all of them installed in an environment of their own (gigabytes)
 	venv=$$(scripts/setup.sh frameworks) && HPCDET_FRAMEWORKS=1 $$venv/bin/python -m pytest --durations=8 tests/integrations/test_frameworks.py tests/determined/test_frameworks.py
+
+test-interactive: packages  ## notebooks with a real JupyterLab, in an environment of its own, and the private Slurm (needs root)
+	venv=$$(scripts/setup.sh interactive) && $$venv/bin/python -m pytest --durations=8 tests/tasks tests/interop tests/security/test_attack_tasks.py tests/slurm/test_tasks.py
 
 test-determined: setup  ## Determined's own examples, unmodified: make test-determined DETERMINED=/path/to/its/repository
 	$(PY) -m tests.determined_corpus $(or $(DETERMINED),$(error DETERMINED names a clone of Determined's repository, as of 0.38)) $(NAMES)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Make .venv with hpcdet in it. Usage: scripts/setup.sh [demo|dev|frameworks|docs]. Does nothing when it is up to date.
+# Make .venv with hpcdet in it. Usage: scripts/setup.sh [demo|dev|frameworks|interactive|docs]. Does nothing when it is up to date.
 # `frameworks` makes one with every extra, gigabytes, in ~/.cache/hpcdet-bench/frameworks, and prints where it is;
-# `docs` one beside it for the generator of the pages alone.
+# `interactive` one beside it with JupyterLab; `docs` one for the generator of the pages alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-dev}
@@ -10,6 +10,11 @@ venv=.venv
 if [ "$what" = frameworks ]; then
     extras=examples,deepspeed,huggingface,keras,lightning,tensorflow
     venv=${XDG_CACHE_HOME:-$HOME/.cache}/hpcdet-bench/frameworks
+    echo "$venv"
+fi
+if [ "$what" = interactive ]; then
+    extras=examples,notebook,tensorboard
+    venv=${XDG_CACHE_HOME:-$HOME/.cache}/hpcdet-bench/interactive
     echo "$venv"
 fi
 if [ "$what" = docs ]; then
@@ -25,7 +30,7 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     exit 1
 fi
 if [ "$stamp" -nt pyproject.toml ] && [ "$stamp" -nt scripts/constraints.txt ] &&
-    { [ "$what" != frameworks ] || [ "$(cat "$stamp")" = "$PWD" ]; }; then
+    { [[ "$what" != frameworks && "$what" != interactive ]] || [ "$(cat "$stamp")" = "$PWD" ]; }; then
     exit 0
 fi
 # without pip it would be taken for a finished one next time
