@@ -53,6 +53,7 @@ class EventFiles:
     def __init__(self, folder: Path, sources: Sequence[str]) -> None:
         self.folder = folder
         self._sources = sources
+        self._names: dict[Path, str] = {}
         self._files: dict[Path, _TrialFile] = {}
 
     def update(self) -> list[str]:
@@ -63,7 +64,10 @@ class EventFiles:
             try:
                 found = find.reference(source, Path(source).parent)
             except NotFound:
-                _link(self.folder / Path(source).name, Path(source))
+                if Path(source).is_dir():
+                    _link(self.folder / self._name(Path(source)), Path(source))
+                else:
+                    warnings.append(f"{source} is left out: there is no such folder")
                 continue
             for trial in _trials(found):
                 try:
@@ -72,8 +76,17 @@ class EventFiles:
                     warnings.append(left_out(found.paths, error))
         return warnings
 
+    def _name(self, source: Path) -> str:
+        """Return the name of a source in the log folder: its own, unless another one has it."""
+        if source not in self._names:
+            taken, name, number = set(self._names.values()), source.name, 2
+            while name in taken:
+                name, number = f"{source.name}-{number}", number + 1
+            self._names[source] = name
+        return self._names[source]
+
     def _update(self, experiment: ExperimentPaths, trial: TrialPaths) -> None:
-        run = self.folder / experiment.id / f"{trial.number}"
+        run = self.folder / self._name(experiment.root) / f"{trial.number}"
         if trial.root not in self._files:
             files.make_folder(run)
             self._files[trial.root] = _TrialFile(run / "events.out.tfevents.hpcdet", trial)

@@ -1,4 +1,4 @@
-"""A shell inside a job that runs, with the job's environment.
+"""A shell inside a job that runs, with the variables of the process that looks after the job.
 
 ``python -Pm hpcdet.tasks.shell_session TASK`` becomes one in a task's job,
 ``... shell_session EXP TRIAL ATTEMPT`` one in the job of a trial's attempt.
@@ -10,69 +10,98 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from hpcdet.jobs.script import environment, launch
-from hpcdet.site import from_resolved
+from hpcdet.errors import HpcdetError, NotFound
+from hpcdet.jobs.script import launch
+from hpcdet.schedulers.local import processes
 from hpcdet.store.config import resolved_config
-from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import trust
-from hpcdet.store.folder.held_folder import hold
-from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.fs import files
+from hpcdet.store.folder.held_folder import Held, hold
+from hpcdet.store.folder.records import Claim, WorkerClaim
 from hpcdet.tasks.open_sessions import open_session
-from hpcdet.tasks.task_folder import TaskOrder, TaskPaths
+from hpcdet.tasks.task_folder import TaskOrder, TaskPaths, TaskStarted
 
-_PROFILE = "[ -r /etc/profile ] && . /etc/profile"
+_TERMINAL = ("TERM", "COLORTERM", "COLUMNS", "LINES")
 _SHELL = 'if [ -t 0 ]; then exec "${SHELL:-/bin/bash}" -i; else exec "${SHELL:-/bin/bash}"; fi'
 
 
-def variables(
-    given: Mapping[str, str], paths: ExperimentPaths, experiment: Resolved
-) -> tuple[dict[str, str], list[str]]:
-    """Return the variables and the shell lines with which the job of a folder began.
+def process_variables(pid: int, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which a process of this user began, and this one's terminal.
 
     Args:
-        given: those of this process.
-        paths: the folder with ``site.yaml`` and ``provenance.json``.
+        given: the variables of this process.
+
+    Raises:
+        OSError: there is no such process, or it is another user's.
     """
-    record: Any = files.read_json(paths.provenance)
-    carried = record.get("environment", {}) if isinstance(record, dict) else {}
-    view = from_resolved(paths.site).view(experiment.resources.resource_pool)
-    known = {**environment.for_step(given), **carried, **view.env}
-    return launch.with_variables(known, experiment.environment), list(view.setup)
+    pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    found = dict(os.fsdecode(pair).partition("=")[::2] for pair in pairs if b"=" in pair)
+    return found | {name: given[name] for name in _TERMINAL if name in given}
 
 
-def become_shell(folder: str, given: Mapping[str, str], setup: list[str]) -> None:
-    """Replace this process by a shell: an interactive one on a terminal."""
-    lines = [_PROFILE, *setup] if setup else []
+def of_task(task: TaskPaths, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a task's job.
+
+    Raises:
+        NotFound: its process is not on this host.
+    """
+    started = TaskStarted.read(task.started)
+    if started is None or not processes.alive(started.pid, started.start):
+        raise NotFound("its process does not run on this host", where=task.id)
+    known = process_variables(started.pid, given)
+    return known | {"HPCDET_ROOT": str(task.experiments), "HPCDET_JOINED": task.id}
+
+
+def of_attempt(held: Held, trial: int, attempt: int, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the job of an attempt, and those of its config's ``environment``.
+
+    Raises:
+        NotFound: its worker is not on this host.
+    """
+    paths, name = held.paths, f"{held.named.name}/{trial}.{attempt}"
+    claim = Claim.read(paths.trial(trial).attempt(attempt).claim)
+    worker = (
+        WorkerClaim.read(paths.root / "workers" / claim.worker / "claim.json") if claim else None
+    )
+    try:
+        pid = worker.pid if worker is not None else 0
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        named = os.fsencode(held.named)
+        if not any(os.path.realpath(word) == named for word in words if word):
+            # the number is another process's by now
+            raise FileNotFoundError(pid)
+        known = process_variables(pid, given)
+    except OSError as error:
+        raise NotFound("its worker does not run on this host", where=name) from error
+    known = launch.with_variables(known, resolved_config.load(paths.config).environment)
+    return known | {"HPCDET_ROOT": str(held.named.parent), "HPCDET_JOINED": name}
+
+
+def become_shell(folder: str, variables: Mapping[str, str]) -> None:
+    """Replace this process by the user's shell: an interactive one on a terminal."""
     os.chdir(folder)
-    os.execve("/bin/bash", ["bash", "-c", "\n".join([*lines, _SHELL])], dict(given))
+    os.execve("/bin/bash", ["bash", "-c", _SHELL], dict(variables))
 
 
 def main(argv: list[str]) -> int:
-    """Become the shell. Raises ConfigError if others may write the folder."""
+    """Become the shell; return an exit code if that cannot be."""
     os.umask(0o077)
-    place = Path(argv[0])
-    if len(argv) > 1:
-        held = hold(place)
-        trust.refuse_to_run(held.paths.code)
-        paths = held.paths
-        given, setup = variables(os.environ, paths, resolved_config.load(paths.config))
-        given |= {
-            "HPCDET_ROOT": str(place.parent),
-            "HPCDET_JOINED": f"{place.name}/{argv[1]}.{argv[2]}",
-        }
-        become_shell(str(held.named / "code"), given, setup)
-        return 0
-    task = TaskPaths(place)
-    trust.refuse_writable_by_others(task.root, "task")
-    order = TaskOrder.read(task.order)
-    assert order is not None
-    given, setup = variables(os.environ, task.job, resolved_config.load(task.environment))
-    given |= {"HPCDET_ROOT": str(task.experiments), "HPCDET_JOINED": task.id}
-    open_session(task)
-    become_shell(order.folder, given, setup)
+    try:
+        if len(argv) > 1:
+            held = hold(Path(argv[0]))
+            trust.refuse_to_run(held.paths.code)
+            variables = of_attempt(held, int(argv[1]), int(argv[2]), os.environ)
+            become_shell(str(held.named / "code"), variables)
+        task = TaskPaths(Path(argv[0]))
+        trust.refuse_writable_by_others(task.root, "task")
+        order = TaskOrder.read(task.order)
+        assert order is not None
+        variables = of_task(task, os.environ)
+        open_session(task)
+        become_shell(order.folder, variables)
+    except HpcdetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     return 0
 
 

@@ -38,6 +38,7 @@ _ENDS: dict[str, TaskStateName] = {
 _GONE: dict[TaskState, tuple[TaskStateName, str]] = {
     TaskState.COMPLETED: ("ERROR", "lost"),  # the job ended well, and the task did not say how
     TaskState.CANCELED: ("CANCELED", "canceled"),
+    TaskState.PREEMPTED: ("CANCELED", "preempted"),
     TaskState.TIMEOUT: ("COMPLETED", "walltime"),
 }
 """What the end of a job means for a task that did not tell its own."""

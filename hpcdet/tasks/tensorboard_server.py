@@ -69,29 +69,35 @@ def serve(task: TaskPaths, path: Path) -> None:
         return SocketServer(gates[0], path)
 
     written = EventFiles(task.events, order.sources)
-    written.update()
+    said = _update(written, [])
     board = program.TensorBoard(plugins=default.get_plugins(), server_class=server)
     flags = ("--logdir", str(task.events), "--load_fast=false", f"--reload_interval={LOOK_S:g}")
     board.configure(argv=[sys.argv[0], *flags])
     board.launch()
     print(f"{files.now()} serving {len(order.sources)} sources", flush=True)
-    threading.Thread(target=_follow, args=(written,), daemon=True).start()
+    threading.Thread(target=_follow, args=(written, said), daemon=True).start()
     while order.idle_s is None or time.monotonic() - gates[0].asked_at < order.idle_s:
         time.sleep(min(1.0, order.idle_s or 1.0))
     print(f"{files.now()} nobody has looked for {order.idle_s:g} s", flush=True)
 
 
-def _follow(written: EventFiles) -> None:
-    said = ""
+def _follow(written: EventFiles, said: list[str]) -> None:
     while True:
         began = time.monotonic()
-        try:
-            written.update()
-        except Exception as error:  # one bad journal must not end the view of all others
-            if (now := f"{type(error).__name__}: {error}") != said:
-                said = now
-                print(files.now(), said, flush=True)
+        said = _update(written, said)
         time.sleep(max(LOOK_S, _COST * (time.monotonic() - began)))
+
+
+def _update(written: EventFiles, said: list[str]) -> list[str]:
+    """Bring the event files up to date; print what is wrong, unless that was said before."""
+    try:
+        wrong = written.update()
+    except OSError as error:  # a full disk; it may have room the next time
+        wrong = [str(error)]
+    for line in wrong:
+        if line not in said:
+            print(f"{files.now()} {line}", flush=True)
+    return wrong
 
 
 def main(argv: list[str]) -> int:

@@ -109,6 +109,23 @@ def test_files_of_the_code_traces_and_other_folders_are_linked(tmp_path: Path) -
     assert link.read_bytes() == b"trace"
 
 
+def test_sources_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    sources = []
+    for place in ("a", "b"):
+        (tmp_path / place / "runs").mkdir(parents=True)
+        built = Builder(tmp_path / place / "digits-7f3a")
+        built.trial().attempt().metrics("training", 10, loss=float(place == "b"))
+        sources += [str(tmp_path / place / "runs"), str(built.paths.root)]
+    log = tmp_path / "log"
+    written = EventFiles(log, [*sources, str(tmp_path / "gone")])
+    for _ in range(2):
+        [said] = written.update()
+        assert said.startswith(str(tmp_path / "gone"))
+    assert (log / "runs-2").resolve() == tmp_path / "b" / "runs"
+    assert scalars(log, "digits-7f3a/1", "training/loss") == [(10, 0.0)]
+    assert scalars(log, "digits-7f3a-2/1", "training/loss") == [(10, 1.0)]
+
+
 def test_a_damaged_trial_is_said_and_the_others_are_written(tmp_path: Path) -> None:
     built = Builder(tmp_path / "digits-7f3a")
     bad, good = built.trial().attempt(), built.trial().attempt()

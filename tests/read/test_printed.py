@@ -63,7 +63,13 @@ ELSEWHERE = {
     *("ledger.verify", "ledger.show", "ledger.query"),
 }
 ELSEWHERE |= {f"policy.{verb}" for verb in ("check", "compile", "diff", "ls", "show")}
-"""What needs a search that ran, a checkpoint or a policy: tests of these run them."""
+ELSEWHERE |= {
+    f"{kind}.{verb}"
+    for kind in ("notebook", "tensorboard", "shell", "run")
+    for verb in ("ls", "start", "stop")
+}
+ELSEWHERE |= {"notebook.url", "tensorboard.url"}
+"""What needs a search that ran, a checkpoint, a policy or a job: tests of these run them."""
 
 
 def test_what_verbs_print_is_valid_by_their_schemas(

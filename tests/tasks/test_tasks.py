@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -144,51 +145,58 @@ def test_a_job_that_its_scheduler_ends_is_canceled(local: Cli) -> None:
 # -- shells ------------------------------------------------------------------------------
 
 
-def shell(found: str, said: str) -> subprocess.CompletedProcess[str]:
+def shell_says(found: str, said: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "hpcdet", "shell", "open", found]
     return subprocess.run(argv, input=said, capture_output=True, text=True, timeout=120)
 
 
 def test_a_shell_opens_in_its_task_and_in_those_of_other_kinds(local: Cli) -> None:
     found = started(local, "shell")
-    done = shell(found.id, "pwd; echo $HPCDET_JOINED; exit 7\n")
+    done = shell_says(found.id, "pwd; echo $HPCDET_JOINED; exit 7\n")
     assert (done.returncode, done.stdout) == (7, f"{Path.cwd()}\n{found.id}\n"), done.stderr
     assert found.id in done.stderr and "left" in done.stderr
     other = started(local, "run", "--", "sleep", "600")
-    assert shell(other.id, "echo $HPCDET_JOINED").stdout == f"{other.id}\n"
+    assert shell_says(other.id, "echo $HPCDET_JOINED").stdout == f"{other.id}\n"
     local("run", "stop", other.id)
     ended(other)
     assert "has ended" in local("shell", "open", other.id, code=2).err
 
 
-def test_a_shell_task_lives_as_long_as_a_shell_is_open(local: Cli) -> None:
-    found = started(local, "shell", "--idle", "1")
+def opened(found: TaskPaths) -> subprocess.Popen[str]:
+    """A shell in a task that waits for commands; one that has ended if it came too late."""
     argv = [sys.executable, "-m", "hpcdet", "shell", "open", found.id]
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    for number in range(20):  # as many seconds as a task without a shell would not live
-        process.stdin.write(f"sleep 0.1; echo {number}\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == f"{number}\n"
-    if found.ended.exists():  # it may have been over before the shell began
-        pytest.fail(f"it ended: {ended(found).reason}")
-    process.stdin.close()
-    assert process.wait() == 0
-    assert ended(found).reason == "idle"
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def says(shell: subprocess.Popen[str], command: str) -> str:
+    """The line that a command prints in an open shell; "" if the shell has ended."""
+    assert shell.stdin is not None
+    assert shell.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        shell.stdin.write(f"{command}\n")
+        shell.stdin.flush()
+    return shell.stdout.readline()
+
+
+def test_a_shell_task_lives_as_long_as_a_shell_is_open(local: Cli) -> None:
+    for idle in (2, 8, 32):  # until a slow machine opens a shell before the task is over
+        found = started(local, "shell", "--idle", idle)
+        shell = opened(found)
+        if says(shell, "echo ready") == "ready\n":
+            break
+        shell.wait()
+    assert says(shell, f"sleep {2 * idle}; echo late") == "late\n"
+    assert not found.ended.exists()
+    shell.communicate()
+    assert shell.returncode == 0 and ended(found).reason == "idle"
 
 
 def test_the_end_of_a_task_ends_its_shells(local: Cli) -> None:
     found = started(local, "shell")
-    argv = [sys.executable, "-m", "hpcdet", "shell", "open", found.id]
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("echo ready; sleep 600\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == "ready\n"
+    shell = opened(found)
+    assert says(shell, "echo ready; sleep 600") == "ready\n"
     local("shell", "stop", found.id)
-    assert process.wait(timeout=120) == -signal.SIGHUP
+    assert shell.wait(timeout=120) == -signal.SIGHUP
 
 
 def test_no_shell_beside_an_attempt_that_has_ended(local: Cli) -> None:

@@ -187,6 +187,5 @@ def judged(found: TaskPaths) -> int:
     item = task_views.view(found)
     if item.exit_code is not None and item.reason in ("completed", "failed"):
         return item.exit_code
-    said = task_verbs.job_log(found).decode(errors="replace")[-2000:]
-    hint = said or f"hpcdet run logs {found.id}"
+    hint = f"hpcdet run logs {found.id}"
     raise Unsuccessful(f"it ended: {item.reason or item.state}", where=found.id, hint=hint)

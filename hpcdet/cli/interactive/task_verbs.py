@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,12 +103,11 @@ def _logs(kind: str) -> click.Command:
     @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
     def logs(id: str, follow: bool, tail: int | None) -> None:
         found = task(id, settings().root, kind)
-        said = job_log(found) + _read(found.output, 0)
-        if tail is not None:
-            said = b"".join(said.splitlines(keepends=True)[-tail:] if tail else [])
-        _write(said)
+        for path in job_logs(found):
+            _copy(path, 0, tail)
+        end = _copy(found.output, 0, tail)
         if follow:
-            print_output(found, _size(found.output))
+            print_output(found, end)
 
     return logs
 
@@ -229,38 +230,37 @@ def print_output(found: TaskPaths, begin: int = 0) -> None:
 
     def more() -> None:
         nonlocal at
-        said = _read(found.output, at)
-        at += len(said)
-        _write(said)
+        at = _copy(found.output, at)
 
     until(found, lambda _: False, more)
     more()
 
 
-def job_log(found: TaskPaths) -> bytes:
-    """Return what the job's script printed: mostly why a task did not start."""
-    logs = found.job.job_log(1)
-    return b"".join(_read(log, 0) for log in sorted(logs.glob("*.log"))) if logs.is_dir() else b""
+def job_logs(found: TaskPaths) -> list[Path]:
+    """Return the files of what the job's script printed: mostly why a task did not start."""
+    folder = found.job.job_log(1)
+    return sorted(folder.glob("*.log")) if folder.is_dir() else []
 
 
-def _read(path: Path, begin: int) -> bytes:
+def _copy(path: Path, begin: int, tail: int | None = None) -> int:
+    """Print a file from an offset in bytes on; return where it ended.
+
+    Args:
+        tail: only so many lines, the last ones.
+    """
+    sys.stdout.flush()
     try:
         with os.fdopen(files.open_to_read(path), "rb") as file:
             file.seek(begin)
-            return file.read()
+            if tail is None:
+                shutil.copyfileobj(file, sys.stdout.buffer)
+            else:
+                sys.stdout.buffer.writelines(deque(file, maxlen=tail))
+            begin = file.tell()
     except FileNotFoundError:
-        return b""
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _write(said: bytes) -> None:
-    if said:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(said)
-        sys.stdout.buffer.flush()
+        return begin
+    sys.stdout.buffer.flush()
+    return begin
 
 
 def _help(text: str, example: str) -> str:
