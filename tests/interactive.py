@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import getpass
 import importlib.util
 import os
+import pty
 import shutil
 import socket
 import subprocess
+import termios
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,3 +199,24 @@ def tunnel(line: list[str], sshd: Sshd, entrance: Path) -> Iterator[Path]:
     finally:
         process.terminate()
         process.wait()
+
+
+def in_terminal(argv: list[str], said: str) -> tuple[int, str]:
+    """Exit code and output of a command that has a terminal, at which somebody types."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        argv, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, preexec_fn=_own
+    )
+    os.close(slave)
+    os.write(master, said.encode())
+    shown = b""
+    with contextlib.suppress(OSError):  # what a terminal gives at its end
+        while more := os.read(master, 4096):
+            shown += more
+    os.close(master)
+    return process.wait(), shown.decode(errors="replace")
+
+
+def _own() -> None:
+    """Make standard input the terminal by which the new session is controlled."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

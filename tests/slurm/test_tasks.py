@@ -17,7 +17,7 @@ import pytest
 from hpcdet.tasks import task_folder
 from hpcdet.tasks.task_folder import TaskEnded, TaskPaths
 from tests.experiments import until
-from tests.interactive import get, no_jupyter, no_sshd, private_sshd, tunnel
+from tests.interactive import get, in_terminal, no_jupyter, no_sshd, private_sshd, tunnel
 from tests.slurm_runs import Lab, config, hpcdet
 from tests.slurm_sites import write_site
 
@@ -101,13 +101,17 @@ def test_what_waits_says_why_and_what_is_ended_by_others_is_said(at: Lab) -> Non
 
 
 def test_a_shell_is_a_step_of_its_job_with_all_that_it_has(at: Lab) -> None:
-    found = started(at, "shell", "--slots", "3", "--idle", "5")
+    found = started(at, "shell", "--slots", "3")
     done = shell(found.id, "echo $SLURM_JOB_ID $SLURM_CPUS_ON_NODE; pwd; exit 7\n")
     assert done.returncode == 7, done.stderr
     [one] = items("shell", "ls")
     job = job_of(at, found.id)
     assert done.stdout == f"{job['JobId']} 3\n{at.folder}\n" and one["job"] in done.stderr
-    assert ended(found).reason == "idle"
+    argv = [sys.executable, "-m", "hpcdet", "shell", "open", found.id]
+    code, shown = in_terminal(argv, "sleep 600 & jobs; kill %1; exit 9\n")
+    assert code == 9 and "Running" in shown, shown
+    assert hpcdet("shell", "stop", found.id).returncode == 0
+    assert ended(found).reason == "stopped"
 
 
 def test_a_shell_beside_a_trial_says_what_it_shares_and_harms_nothing(at: Lab) -> None:

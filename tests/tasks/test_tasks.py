@@ -21,7 +21,7 @@ from hpcdet.tasks.task_folder import TaskEnded, TaskPaths, TaskStarted
 from tests.builders import sweep
 from tests.commands import Cli
 from tests.experiments import until
-from tests.interactive import get, listeners
+from tests.interactive import get, in_terminal, listeners
 
 
 def item(cli: Cli, kind: str) -> dict[str, Any]:
@@ -189,6 +189,13 @@ def test_a_shell_task_lives_as_long_as_a_shell_is_open(local: Cli) -> None:
     assert not found.ended.exists()
     shell.communicate()
     assert shell.returncode == 0 and ended(found).reason == "idle"
+
+
+def test_a_shell_at_a_terminal_is_interactive(local: Cli) -> None:
+    found = started(local, "shell")
+    argv = [sys.executable, "-m", "hpcdet", "shell", "open", found.id]
+    code, shown = in_terminal(argv, "echo $-; sleep 600 & jobs; kill %1; exit 9\n")
+    assert code == 9 and "i" in shown and "Running" in shown, shown
 
 
 def test_the_end_of_a_task_ends_its_shells(local: Cli) -> None:
