@@ -9,7 +9,6 @@ meet. All it needs and all it says lies in a folder that is removed afterwards.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shutil
 import signal
@@ -24,13 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdet.errors import HpcdetError, StillPending, Unavailable
-from hpcdet.jobs.script import launch, render, submission
+from hpcdet.jobs.script import command_job, launch
 from hpcdet.schedulers.common import submission_rate
 from hpcdet.schedulers.common.base import Job, Scheduler, Submission, SubmissionRefused, Task
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site
-from hpcdet.site_files import load_site
-from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
@@ -44,7 +41,6 @@ _LOOK_S = 0.1
 _PATIENCE_S = 120.0
 _REMOVE_S = 5.0
 _TAIL = 4000
-_VARIABLES = "environment.yaml"
 
 
 @dataclass(frozen=True)
@@ -114,25 +110,13 @@ def run(
     paths = ExperimentPaths(place)
     name = place.name.lstrip(".")
     intent = Intent(1, f"{name}-1", f"hpcdet:{name}:1", tasks=1, throttle=1, term=0)
-    capabilities = site.capabilities.model_copy(update={"requeue": "none"})
-    once = site.changed({"capabilities": capabilities}, {})
-    python = experiment.environment.python or site.python or sys.executable
-    command = [python, "-Pm", "hpcdet.jobs.one_shot_job", str(place), *argv]
-    text = render.render(
-        experiment, once, intent, paths, command=render.OtherCommand(command), policy=policy
-    )
-    files.write_once(paths.site, load_site.dump(once))
-    wanted = {"environment": dataclasses.asdict(experiment.environment)}
-    files.write_once(place / _VARIABLES, resolved_config.dump(wanted))
-    script = paths.script(1)
-    files.replace(script, text.encode(), submission.SCRIPT_MODE)
-    files.make_folder(paths.job_log(1))
-    scheduler = open_scheduler(once)
-    made = Submission(intent.name, intent.tag, script, 1, 1, argv=submission.argv(once, script))
+    command = ["hpcdet.jobs.one_shot_job", str(place), *argv]
+    made = command_job.build(paths, intent, experiment, site, command, policy)
+    scheduler = open_scheduler(site)
     answer: CommandResult | None = None
     try:
-        job = Job(_submit(scheduler, once, made), 1, files.now())
-        answer = _wait(paths, scheduler, once, job, timeout_s)
+        job = Job(_submit(scheduler, site, made), 1, files.now())
+        answer = _wait(paths, scheduler, site, job, timeout_s)
     finally:
         if answer is None:
             _cancel(scheduler, made)
@@ -198,10 +182,9 @@ def _text(path: Path) -> str:
 
 def main(argv: list[str]) -> int:
     """Run the command and leave the answer; what the template adds to it is left out."""
-    place, command = Path(argv[0]), argv[1:]
-    if command[-2:-1] == ["--index"]:
-        del command[-2:]
-    wanted = resolved_config.load(place / _VARIABLES).environment
+    [folder, *command] = command_job.arguments(argv)
+    place = Path(folder)
+    wanted = command_job.environment(ExperimentPaths(place))
     # the script ignores these for its worker; of these two, one shall end this
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with open(place / "output", "wb") as output:

@@ -233,10 +233,10 @@ class Site(Model):
     env: dict[str, Text] = Field(default_factory=dict, description="environment of every job")
     launcher: Launcher = Launcher()
     container: Container | None = Field(default=None, description="null: images are refused here")
-    tunnel: Literal["node", "reverse", "relay"] | None = Field(
-        default=None,
+    tunnel: Literal["node", "reverse", "relay"] = Field(
+        default="node",
         description="how a laptop reaches what a node serves: ssh to it through the login node, "
-        "ssh from the job to the login node, or the login node passes it on",
+        "ssh from the job to the login node, or the scheduler carries the bytes there",
     )
     python: str | None = Field(
         default=None, description="interpreter on the nodes; null: the present one"
@@ -256,11 +256,6 @@ class Site(Model):
         default=None,
         ge=1,
         description="local: ranks at once; null: one per accelerator, or else per core",
-    )
-    tunnel: Literal["node", "reverse", "relay"] = Field(
-        default="node",
-        description="the way of ssh to a server on a node. node: ssh reaches the nodes; reverse: "
-        "nodes reach the login node; relay: neither, the scheduler carries the bytes",
     )
     searcher_job: SearcherJob = SearcherJob()
     max_restarts_in_place: int = Field(

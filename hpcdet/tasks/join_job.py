@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdet.errors import NotFound
+from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import Joins
 from hpcdet.schedulers.common.variables import scrubbed
-from hpcdet.schedulers.open_backend import open_scheduler
-from hpcdet.site import Site, from_resolved
+from hpcdet.site import Site
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.folder.records import Submitted
 from hpcdet.tasks.task_folder import TaskPaths, TaskStarted
 
@@ -52,8 +53,8 @@ def of_job(
     Raises:
         Unavailable: the scheduler does not answer, or the job is another machine's.
     """
-    scheduler = open_scheduler(site)
-    environ = scrubbed(os.environ)
+    scheduler = opening.open_scheduler(site)
+    environ = scrubbed(os.environ, opening.of(site).names)
     if isinstance(scheduler, Joins):
         argv = scheduler.join(job, host, command, terminal=terminal)
     else:

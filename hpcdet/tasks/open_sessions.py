@@ -8,7 +8,7 @@ import secrets
 import signal
 from dataclasses import dataclass
 
-from hpcdet.schedulers.local import processes
+from hpcdet.schedulers.common import processes
 from hpcdet.store.fs import files
 from hpcdet.store.fs.json_record import JsonRecord
 from hpcdet.tasks.task_folder import TaskPaths

@@ -149,9 +149,7 @@ async def relay(task: TaskPaths) -> None:
     started = TaskStarted.read(task.started)
     if order is None or started is None or serving is None or task.ended.exists():
         raise HpcdetError("its server does not run", where=task.id)
-    record = files.read_json(task.job.provenance)
-    if isinstance(record, dict):  # ssh reads no login files, which would name these folders
-        os.environ["PATH"] = record["environment"].get("PATH", os.environ.get("PATH", ""))
+    os.environ["PATH"] = order.path  # ssh reads no login files, which would name these folders
     place = tunnels.at_entrance(order)
     files.make_folder(place.parent)
     private_folders.refuse_foreign(place.parent, "start the task again")

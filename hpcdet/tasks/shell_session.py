@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcdet.errors import HpcdetError, NotFound
 from hpcdet.jobs.script import launch
-from hpcdet.schedulers.local import processes
+from hpcdet.schedulers.common import processes
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import trust
 from hpcdet.store.folder.held_folder import Held, hold

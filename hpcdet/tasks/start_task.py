@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import secrets
 import shlex
 import shutil
@@ -14,11 +15,10 @@ from datetime import datetime
 from pathlib import Path
 
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable
-from hpcdet.jobs.script import environment, render, submission
-from hpcdet.schedulers.common.base import Submission, SubmissionRefused
-from hpcdet.schedulers.open_backend import open_scheduler
-from hpcdet.site import Site, load_site
-from hpcdet.store.config import resolved_config
+from hpcdet.jobs.script import command_job
+from hpcdet.schedulers.common.base import SubmissionRefused
+from hpcdet.schedulers.opening import open_scheduler
+from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Intent, Submitted
 from hpcdet.store.fs import files
@@ -68,7 +68,7 @@ def start(order: TaskOrder, site: Site, experiment: Resolved, root: Path) -> Tas
     _prepare(root)
     task = _made(order.kind, root)
     try:
-        _write(task, order, site, experiment)
+        _write(task, order, site)
         job = _submit(task, site, experiment)
     except BaseException:
         _undo(task, site)
@@ -96,30 +96,23 @@ def _made(kind: str, root: Path) -> TaskPaths:
             return task
 
 
-def _write(task: TaskPaths, order: TaskOrder, site: Site, experiment: Resolved) -> None:
-    once = alone(site)
-    began = site.tunnel in tunnels.FROM_LOGIN and order.kind in tunnels.PORTS
-    entrance = tunnels.entrance() if began else ""
-    files.write_once(task.job.site, load_site.dump(once))
-    wanted = {"environment": dataclasses.asdict(experiment.environment)}
-    files.write_once(task.environment, resolved_config.dump(wanted))
-    record = {
-        "environment": environment.carried(),
-        "templates": [str(folder) for folder in render.search_path(site)],
-    }
-    files.write_once(task.job.provenance, files.canonical(record))
-    host, at = tunnels.this_host(), files.now()
-    dataclasses.replace(order, host=host, entrance=entrance, at=at).write_once(task.order)
-
-
-def alone(site: Site) -> Site:
-    """Return the site without requeues: the job's task is run once."""
-    capabilities = site.capabilities.model_copy(update={"requeue": "none"})
-    return site.changed({"capabilities": capabilities}, {})
+def _write(task: TaskPaths, order: TaskOrder, site: Site) -> None:
+    begins_here = site.tunnel in tunnels.FROM_LOGIN and order.kind in tunnels.PORTS
+    dataclasses.replace(
+        order,
+        host=tunnels.this_host(),
+        entrance=tunnels.entrance() if begins_here else "",
+        path=os.environ.get("PATH", ""),
+        at=files.now(),
+    ).write_once(task.order)
 
 
 def _submit(task: TaskPaths, site: Site, experiment: Resolved) -> str:
-    made = _script(task, site, experiment)
+    tag = f"hpcdet:{task.id}:{secrets.token_hex(4)}"
+    intent = Intent(1, task.id, tag, tasks=1, throttle=1, term=0, at=files.now())
+    intent.write_once(task.job.intent(1))
+    command = ["hpcdet.tasks.task_process", str(task.root)]
+    made = command_job.build(task.job, intent, experiment, site, command)
     try:
         return open_scheduler(site).submit(made)
     except SubmissionRefused as error:
@@ -127,20 +120,6 @@ def _submit(task: TaskPaths, site: Site, experiment: Resolved) -> str:
             raise Unavailable(error.refusal.message, where=f"site {site.name}") from error
         what = f"the scheduler refused the job: {error.refusal.message}"
         raise ConfigError(what, where=f"site {site.name}") from error
-
-
-def _script(task: TaskPaths, site: Site, experiment: Resolved) -> Submission:
-    paths, once = task.job, alone(site)
-    tag = f"hpcdet:{task.id}:{secrets.token_hex(4)}"
-    intent = Intent(1, task.id, tag, tasks=1, throttle=1, term=0, at=files.now())
-    intent.write_once(paths.intent(1))
-    python = experiment.environment.python or site.python or sys.executable
-    command = [python, "-Pm", "hpcdet.tasks.task_process", str(task.root)]
-    text = render.render(experiment, once, intent, paths, command=command)
-    script = paths.script(1)
-    files.replace(script, text.encode(), submission.SCRIPT_MODE)
-    files.make_folder(paths.job_log(1))
-    return Submission(intent.name, intent.tag, script, 1, 1, argv=submission.argv(once, script))
 
 
 def _undo(task: TaskPaths, site: Site) -> None:

@@ -46,6 +46,7 @@ class TaskOrder(JsonRecord):
         host: the login node where it was started.
         entrance: the folder on ``host`` in which a socket leads to the server, where the site's
             tunnels begin there; else "".
+        path: the folders of commands there, the scheduler's among them.
     """
 
     kind: TaskKind
@@ -56,6 +57,7 @@ class TaskOrder(JsonRecord):
     idle_s: float | None = None
     host: str = ""
     entrance: str = ""
+    path: str = ""
     at: str = ""
 
 
@@ -166,11 +168,6 @@ class TaskPaths:
     @property
     def events(self) -> Path:
         return self.root / "events"
-
-    @property
-    def environment(self) -> Path:
-        """The variables of the job's processes, as in a config's ``environment``."""
-        return self.root / "environment.yaml"
 
 
 def tasks(root: Path, kind: str = "") -> list[TaskPaths]:

@@ -21,10 +21,10 @@ from types import FrameType
 from typing import IO
 
 from hpcdet.errors import HpcdetError, IntegrityError
-from hpcdet.jobs.script import launch
-from hpcdet.schedulers.local import processes
-from hpcdet.site import from_resolved
-from hpcdet.store.config import resolved_config
+from hpcdet.jobs.script import command_job, launch
+from hpcdet.schedulers import opening
+from hpcdet.schedulers.common import processes
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.folder import log_streams, trust
 from hpcdet.store.fs import files
 from hpcdet.tasks import notebook_server, private_socket, tunnels
@@ -37,7 +37,6 @@ from hpcdet.tasks.task_folder import (
     TaskStarted,
     TaskStop,
 )
-from hpcdet.worker.allocation import allocation
 
 _TICK_S = 0.2
 _LOOK_S = 1.0
@@ -59,7 +58,8 @@ class TaskProcess:
             raise IntegrityError("this is no task", where=str(task.root))
         self.task, self.order = task, order
         self.site = from_resolved(task.job.site)
-        self.allocation = allocation.read(os.environ, order.walltime_s)
+        inside = opening.of(self.site).inside
+        self.allocation = inside.allocation(os.environ, order.walltime_s)
         self.used_at = time.monotonic()
         self.told = False
         self.path: Path | None = None
@@ -77,6 +77,7 @@ class TaskProcess:
                 ended = self._until_the_end()
             except (HpcdetError, OSError) as error:
                 log.write(f"{error}\n".encode())
+                log.flush()
             finally:
                 self._leave()
                 ended.write_once(self.task.ended)
@@ -110,8 +111,7 @@ class TaskProcess:
             )
 
     def _command(self) -> tuple[list[str], dict[str, str]]:
-        wanted = resolved_config.load(self.task.environment).environment
-        environ = launch.with_variables(os.environ, wanted)
+        environ = launch.with_variables(os.environ, command_job.environment(self.task.job))
         environ["HPCDET_ROOT"] = str(self.task.experiments)
         own = str(Path(sys.executable).parent)
         if own not in environ.get("PATH", "").split(os.pathsep):
@@ -232,7 +232,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 def main(argv: list[str]) -> int:
     """Run a task; the exit code is its command's."""
     os.umask(0o077)
-    task = TaskPaths(Path(argv[0]))
+    task = TaskPaths(Path(command_job.arguments(argv)[0]))
     trust.refuse_writable_by_others(task.root, "task")
     ended = TaskProcess(task).run()
     return ended.code or 0 if ended.reason in ("completed", "failed") else 0

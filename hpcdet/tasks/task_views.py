@@ -11,8 +11,9 @@ from typing import Literal
 
 from hpcdet.errors import HpcdetError
 from hpcdet.schedulers.common.base import Job, Task, TaskState
-from hpcdet.schedulers.open_backend import open_scheduler
-from hpcdet.site import Site, from_resolved
+from hpcdet.schedulers.opening import open_scheduler
+from hpcdet.site import Site
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.folder.records import Intent, Submitted
 from hpcdet.store.fs import files
 from hpcdet.tasks import tunnels

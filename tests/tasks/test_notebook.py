@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.schedulers.local import processes
+from hpcdet.schedulers.common import processes
 from hpcdet.store.folder.records import Closed
 from hpcdet.tasks import task_folder
 from hpcdet.tasks.task_folder import TaskPaths, TaskStarted

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from hpcdet.schedulers.local import processes
-from hpcdet.site import load
+from hpcdet.schedulers.common import processes
+from hpcdet.schedulers.opening import open_scheduler
+from hpcdet.site_files.load_site import load
 from hpcdet.store.fs import files
 from hpcdet.tasks import task_folder
 from hpcdet.tasks.task_folder import TaskEnded, TaskPaths, TaskStarted
@@ -135,8 +136,6 @@ def test_a_task_whose_processes_are_killed_is_lost(local: Cli) -> None:
 
 
 def test_a_job_that_its_scheduler_ends_is_canceled(local: Cli) -> None:
-    from hpcdet.schedulers.open_backend import open_scheduler
-
     found = started(local, "run", "--", "sleep", "600")
     open_scheduler(load("local")).cancel(item(local, "run")["job"])
     assert ended(found).reason == "canceled"

@@ -15,7 +15,8 @@ from hpcdet.cli.interactive import task_verbs
 from hpcdet.cli.interactive.start_verbs import IDLE_S, StartFlags, show, start_options, submitted
 from hpcdet.errors import NotFound, StillPending, UsageError
 from hpcdet.read.lookup import find
-from hpcdet.site import Site, from_resolved
+from hpcdet.site import Site
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import home, trust
 from hpcdet.store.folder.records import Claim, End

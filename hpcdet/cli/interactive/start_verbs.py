@@ -18,7 +18,7 @@ from hpcdet.cli.interactive import task_verbs
 from hpcdet.errors import Unsuccessful
 from hpcdet.jobs.checks import site_checks
 from hpcdet.jobs.script.environment import fold_defaults
-from hpcdet.schedulers.slurm import facts
+from hpcdet.schedulers import opening
 from hpcdet.site import Site
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
@@ -111,7 +111,7 @@ def submitted(
     chosen = fold_defaults(settings().site(flags.site_name))
     if flags.site_name is None and settings().profile is None:
         settings().note(f"site {chosen.name}: {chosen.reason}")
-    site, assumed = facts.resolved(chosen, flags.partition)
+    site, assumed = opening.of(chosen).facts.resolved(chosen, flags.partition)
     if assumed:
         settings().note(f"site {site.name}: {assumed}")
     walltime = int(flags.walltime) if flags.walltime else _walltime(site, flags.partition)

@@ -21,7 +21,7 @@ from hpcdet.cli.frame.bulk import ActionView
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import HpcdetError, PartialSuccess, StillPending, UsageError, refused
-from hpcdet.site import from_resolved
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.folder import home
 from hpcdet.store.fs import files
 from hpcdet.tasks import private_socket, task_views, tunnels
