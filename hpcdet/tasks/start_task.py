@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable
 from hpcdet.jobs.script import command_job
+from hpcdet.schedulers.common import submission_rate
 from hpcdet.schedulers.common.base import SubmissionRefused
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site
@@ -29,6 +30,7 @@ PACKAGES = {"notebook": "jupyterlab", "tensorboard": "tensorboard"}
 """What a kind needs in the site's Python, and its extra of hpcdet has."""
 _KEEP_ENDED_S = 30 * 24 * 3600
 _LIMIT_S = 60
+_PATIENCE_S = 120.0
 
 
 def refuse_without_packages(kind: TaskKind, site: Site) -> None:
@@ -109,12 +111,14 @@ def _write(task: TaskPaths, order: TaskOrder, site: Site) -> None:
 
 def _submit(task: TaskPaths, site: Site, experiment: Resolved) -> str:
     tag = f"hpcdet:{task.id}:{secrets.token_hex(4)}"
-    intent = Intent(1, task.id, tag, tasks=1, throttle=1, term=0, at=files.now())
+    name = task.id[-(site.limits.name_max or len(task.id)) :]
+    intent = Intent(1, name, tag, tasks=1, throttle=1, term=0, at=files.now())
     intent.write_once(task.job.intent(1))
     command = ["hpcdet.tasks.task_process", str(task.root)]
     made = command_job.build(task.job, intent, experiment, site, command)
     try:
-        return open_scheduler(site).submit(made)
+        per_min = site.limits.submit_per_min
+        return submission_rate.submit(open_scheduler(site), made, per_min, _PATIENCE_S)
     except SubmissionRefused as error:
         if error.refusal.kind == "unavailable":
             raise Unavailable(error.refusal.message, where=f"site {site.name}") from error

@@ -78,6 +78,17 @@ def test_a_command_gets_what_it_asks_for_and_its_code_comes_back(at: Lab) -> Non
     assert "sh" not in job["Comment"]  # of the command nothing is shown to others
 
 
+def test_what_a_partition_does_not_allow_is_refused_by_the_name_of_the_flag(at: Lab) -> None:
+    for words, said in (
+        (["--partition", "short", "--time", "1h"], "--time: 0-01:00:00 is over the limit"),
+        (["--partition", "nowhere"], "--partition: there is no partition nowhere"),
+    ):
+        done = hpcdet("run", *words, "--", "true")
+        assert done.returncode == 4 and said in done.stderr, done.stderr
+    done = hpcdet("run", "-o", "id", "--partition", "short", "--", "true")
+    assert job_of(at, done.stdout.strip())["TimeLimit"] == "00:05:00", done.stderr
+
+
 def test_what_waits_says_why_and_what_is_ended_by_others_is_said(at: Lab) -> None:
     wide = started(at, "run", "--slots", "8", "--", "sleep", "600")
     rest = [started(at, "run", "--slots", "8", "--", "sleep", "600") for _ in range(3)]

@@ -12,12 +12,23 @@ _NO_SERVER = "there is no server to ask"
 _NO_USERS = "users are those of the cluster: there is no server that has others"
 _NODES = "the scheduler looks after the nodes: its own commands show them"
 _NO_PROJECTS = "there are no workspaces or projects: a root folder each (HPCDET_ROOT), and labels"
-_NO_TASKS = "only experiments are run here; start it by the scheduler's own commands"
 _TEMPLATES = "a template is a file: hpcdet submit CONFIG --template FILE"
-_BOARD = "hpcdet report ID, hpcdet metrics ID --plot; the code's own TensorBoard files are in EXP"
 _MODELS = "there is no registry: hpcdet ckpt pin CHECKPOINT, hpcdet tag ID --add LABEL"
 _QUEUE = "the scheduler has the queue: its own commands, hpcdet status"
 _PRIORITY = "the scheduler decides: its options in the config, hpcdet hold ID, hpcdet release ID"
+
+
+def _task(kind: str, **others: str) -> dict[str, str]:
+    """Return the verbs of what is a job of its own here."""
+    return {
+        "config": f"hpcdet {kind} ls -o json",
+        "kill": f"hpcdet {kind} stop ID",
+        "list": f"hpcdet {kind} ls",
+        "logs": f"hpcdet {kind} logs ID",
+        "set priority": _PRIORITY,
+        **others,
+    }
+
 
 NOUNS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "experiment": (
@@ -86,12 +97,31 @@ NOUNS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         },
     ),
     "template": (("tpl",), {"*": _TEMPLATES}),
-    "tensorboard": ((), {"*": _BOARD}),
+    "tensorboard": (
+        (),
+        _task(
+            "tensorboard",
+            open="hpcdet tensorboard url ID",
+            start="hpcdet tensorboard start ID (of an experiment, a trial, or a folder)",
+        ),
+    ),
     "model": (("m",), {"*": _MODELS}),
-    "command": (("cmd",), {"*": _NO_TASKS}),
-    "notebook": ((), {"*": _NO_TASKS}),
-    "shell": ((), {"*": _NO_TASKS}),
-    "task": ((), {"*": _NO_TASKS}),
+    "command": (
+        ("cmd",),
+        _task("run", describe="hpcdet run ls -o json", run="hpcdet run start -- COMMAND"),
+    ),
+    "notebook": (
+        (),
+        _task("notebook", open="hpcdet notebook url ID", start="hpcdet notebook start"),
+    ),
+    "shell": (
+        (),
+        {
+            **_task("shell", open="hpcdet shell open ID", start="hpcdet shell start"),
+            **dict.fromkeys(("show-ssh-command", "show_ssh_command"), "hpcdet shell open ID"),
+        },
+    ),
+    "task": ((), {"*": "each kind has verbs of its own: hpcdet run ls, hpcdet notebook ls"}),
     "agent": (("a",), {"*": _NODES}),
     "slot": (("s",), {"*": _NODES}),
     "resources": (

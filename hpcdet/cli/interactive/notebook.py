@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from hpcdet.cli.frame.output import Output
+from hpcdet.cli.interactive import task_verbs
 from hpcdet.cli.interactive.start_verbs import IDLE_S, StartFlags, show, start_options, submitted
-from hpcdet.cli.interactive.task_verbs import add_verbs
 
 
-@click.group("notebook", short_help="JupyterLab in a job, through ssh.")
+@click.group("notebook", cls=task_verbs.TaskGroup, short_help="JupyterLab in a job, through ssh.")
 def notebook_command() -> None:
     """JupyterLab in a job of the site, reached by one line of ssh.
 
@@ -37,4 +37,4 @@ def start(out: Output, **flags: Any) -> None:
     show(out, submitted(out, "notebook", asked), asked)
 
 
-add_verbs(notebook_command, "notebook")
+task_verbs.add_verbs(notebook_command, "notebook")

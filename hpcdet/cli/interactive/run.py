@@ -21,7 +21,7 @@ from hpcdet.cli.interactive.start_verbs import (
 from hpcdet.tasks import task_views
 
 
-class RunGroup(click.Group):
+class RunGroup(task_verbs.TaskGroup):
     """A group in which ``run [FLAGS] -- COMMAND`` stands for ``run start``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -25,7 +25,9 @@ from hpcdet.tasks.join_job import JoiningCommand
 from hpcdet.tasks.task_folder import TaskPaths, TaskStarted, task
 
 
-@click.group("shell", short_help="A shell in a job, or beside a running trial.")
+@click.group(
+    "shell", cls=task_verbs.TaskGroup, short_help="A shell in a job, or beside a running trial."
+)
 def shell_command() -> None:
     """A shell on a node: in a job of its own, or in that of a trial that runs.
 

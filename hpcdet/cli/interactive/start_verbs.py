@@ -15,10 +15,11 @@ from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.sizes import Size
 from hpcdet.cli.frame.times import Seconds
 from hpcdet.cli.interactive import task_verbs
-from hpcdet.errors import Unsuccessful
+from hpcdet.errors import ConfigError, Unavailable, Unsuccessful
 from hpcdet.jobs.checks import site_checks
 from hpcdet.jobs.script.environment import fold_defaults
 from hpcdet.schedulers import opening
+from hpcdet.schedulers.common.base import Queues
 from hpcdet.site import Site
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
@@ -30,6 +31,13 @@ from hpcdet.tasks.task_views import InteractiveTaskView
 WALLTIME_S = 4 * 3600
 """Where nobody says how long, or the partition's limit if that is less."""
 IDLE_S = 3600
+_FLAGS = {
+    "resources.resource_pool": "--partition",
+    "resources.walltime_s": "--time",
+    "resources.slots_per_node": "--slots",
+    "resources.cpus_per_slot": "--cpus",
+}
+"""Flags for what the config of an experiment calls otherwise."""
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -125,7 +133,7 @@ def submitted(
     )
     experiment = Resolved(resources=need)
     root = settings().root_at(site)
-    for warning in site_checks.refuse_impossible(experiment, site):
+    for warning in _checked(experiment, site):
         settings().warn(warning)
     order = TaskOrder(
         kind,
@@ -139,7 +147,36 @@ def submitted(
 
 
 def _walltime(site: Site, partition: str | None) -> int:
-    return min(WALLTIME_S, site.view(partition).max_walltime_s or WALLTIME_S)
+    """Return the walltime where nobody says one: what the partition allows, if that is less."""
+    view = site.view(partition)
+    limits = [WALLTIME_S, view.max_walltime_s, view.longest_s(1)]
+    scheduler = opening.open_scheduler(site)
+    if isinstance(scheduler, Queues):
+        name = view.directives.get("partition")
+        with contextlib.suppress(Unavailable):  # which is said when the job is checked
+            chosen = (
+                queue
+                for queue in scheduler.partitions()
+                if (queue.default if name is None else queue.name == name)
+            )
+            limits.extend(queue.max_walltime_s for queue in chosen)
+    return int(min(limit for limit in limits if limit is not None))
+
+
+def _checked(experiment: Resolved, site: Site) -> list[str]:
+    """Return the warnings of a job; its errors name the flag and not the key of a config.
+
+    Raises:
+        ConfigError, Unavailable: as ``site_checks.refuse_impossible``.
+    """
+    try:
+        return site_checks.refuse_impossible(experiment, site)
+    except ConfigError as error:
+        flag = _FLAGS.get(error.where)
+        if flag is None:
+            raise
+        # what follows speaks of trials, which go on in another allocation
+        raise ConfigError(error.what, where=flag, hint=error.hint.partition(";")[0]) from error
 
 
 def show(out: Output, found: TaskPaths, flags: StartFlags) -> None:

@@ -18,6 +18,7 @@ import click
 from hpcdet import units
 from hpcdet.cli.frame.bulk import COLUMNS as DONE
 from hpcdet.cli.frame.bulk import ActionView
+from hpcdet.cli.frame.det_verbs import instead_of
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import HpcdetError, PartialSuccess, StillPending, UsageError, refused
@@ -59,6 +60,19 @@ class TaskUrlView:
     """The file with the token."""
     left_s: float | None
     """Seconds that are left of the walltime; null: it has no end."""
+
+
+class TaskGroup(click.Group):
+    """The verbs of a kind of task; those of ``det`` are answered with them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            there = f"there are: {', '.join(self.commands)}"
+            hint = instead_of([str(ctx.info_name), *args]) or there
+            raise click.UsageError(f"No such verb: {args[0]!r}. Here: {hint}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 def complete(kind: str) -> Callable[..., list[str]]:

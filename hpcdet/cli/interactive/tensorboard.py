@@ -11,13 +11,15 @@ import click
 from hpcdet.cli.frame.ids import complete
 from hpcdet.cli.frame.output import Output
 from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.interactive import task_verbs
 from hpcdet.cli.interactive.start_verbs import IDLE_S, StartFlags, show, start_options, submitted
-from hpcdet.cli.interactive.task_verbs import add_verbs
 from hpcdet.errors import NotFound
 from hpcdet.read.lookup import find
 
 
-@click.group("tensorboard", short_help="TensorBoard in a job, through ssh.")
+@click.group(
+    "tensorboard", cls=task_verbs.TaskGroup, short_help="TensorBoard in a job, through ssh."
+)
 def tensorboard_command() -> None:
     """TensorBoard in a job of the site, reached by one line of ssh.
 
@@ -61,4 +63,4 @@ def _place(text: str) -> str:
     return str((paths.trial(found.trial) if found.trial else paths).root.absolute())
 
 
-add_verbs(tensorboard_command, "tensorboard")
+task_verbs.add_verbs(tensorboard_command, "tensorboard")
