@@ -290,6 +290,25 @@ def test_what_cannot_be_governed_is_refused_by_its_code(case: str, tmp_path: Pat
     assert f'File "{Path(hpcdet.__file__).parent}' not in log, log
 
 
+def test_sources_that_meet_late_are_probed_where_they_meet(tmp_path: Path) -> None:
+    """One comes behind the other: the first two batches of 12 have nothing that could couple."""
+    loss = "loss = functional.mse_loss(self.model(x)[:, 0], y)"
+    coupled = "o = self.model(x)[:, 0]; loss = functional.mse_loss(o - o.mean(), y)"
+    assert loss in MODEL and "shuffle=not only" in MODEL
+    ordered = MODEL.replace("shuffle=not only", "shuffle=False")
+    found: dict[str, Any] = {}
+    for name, code in (("apart", ordered), ("coupled", ordered.replace(loss, coupled))):
+        trial = make(tmp_path / name, 1, policy())
+        (tmp_path / name / "code" / "model_def.py").write_text(code)
+        attempt = ranks.run(trial, 1)
+        verdict = attempt.verdict()
+        assert verdict is not None, attempt.log()
+        probes = [one["sources"] for one in attempt.lines() if one.get("event") == "probe"]
+        found[name] = verdict.verdict, verdict.error, probes
+    assert found["apart"] == ("done", "", [["a"], ["a", "b"], ["b", "c"]])
+    assert "P13: " in found["coupled"][1] and found["coupled"][2] == [["a"]]
+
+
 def test_training_that_no_guard_governs_is_refused(tmp_path: Path) -> None:
     """A script of one's own, whatever it does: reports, saves, or just ends."""
     acts = {

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from hpcdet.data import rng
@@ -35,6 +37,10 @@ RECORDS = 4
 class Probing:
     """Probes at the first step of each attempt, and then every ``probe_every`` batches.
 
+    And where kinds of rows meet in a batch that no probe of the attempt has seen together, as where
+    sources come one after the other. They may lie on several ranks, where none can try them: after
+    a probe that was for them the next is after twice as many batches.
+
     Attributes:
         loader: of the training, whose records are compared with the manifests of their sources,
             and whose collating is probed; None of data without indices.
@@ -48,6 +54,8 @@ class Probing:
         self._begun = False
         self._found: Findings | None = None
         self._tried = False
+        self._together: set[tuple[str, str]] = set()
+        self._until, self._wait = 0, 1
         self._compared = False
         self._records: tuple[int, list[str]] = 0, []
 
@@ -60,13 +68,13 @@ class Probing:
         from hpcdet.guard.audit import audit
         from hpcdet.guard.probing.whole_models import whole
 
-        every = self._guard.policy.probe_every
-        if self._begun and not (every and batches % every == 0):
+        if not self._due(part, batches):
             return
         self._begun = True
         self._compare_records(part)
         self._probe_collated(part)
         if self._lacks_room():
+            self._together = _pairs(self._guard.kinds.names)  # nor will it have later
             return
         self._tried = True
         generators = self._session.registered.generators
@@ -82,6 +90,19 @@ class Probing:
                 self._found = audit(self._guard, batch, *self._losses(part, batches))
         finally:
             rng.restore(before, generators)
+
+    def _due(self, part: Slice, batches: int) -> bool:
+        """Whether to probe before a batch: equal on all ranks, since all know its whole."""
+        every = self._guard.policy.probe_every
+        if not self._begun or (every and batches % every == 0):
+            return True
+        names, codes = self._guard.kinds.names, self._guard.kinds_of(part.whole)
+        if codes is None or batches < self._until or _pairs(names) <= self._together:
+            return False
+        if _pairs(names[code] for code in np.unique(codes) if code < len(names)) <= self._together:
+            return False
+        self._until, self._wait = batches + self._wait, 2 * self._wait
+        return True
 
     def _lacks_room(self) -> bool:
         """Whether some rank cannot hold the whole model, so that nothing is probed, and it says so.
@@ -174,6 +195,10 @@ class Probing:
         everyone = [one for one in self._session.peers.allgather(mine) if one is not None]
         if not everyone:
             return
+        known = len(self._together)
+        self._together.update(*(_pairs(one["kinds"]) for one in everyone))
+        if len(self._together) > known:
+            self._until, self._wait = 0, 1
         found = joined(everyone, batches)
         if (state := self._context.core.governance.state) is not None:
             state.probed(found)
@@ -234,6 +259,11 @@ class Probing:
                 scheduler.load_state_dict(state)
             for group, rate in zip(groups, rates, strict=True):
                 group.update(rate)
+
+
+def _pairs(kinds: Iterable[str]) -> set[tuple[str, str]]:
+    """Kinds that meet, each with itself, too."""
+    return set(combinations_with_replacement(sorted(kinds), 2))
 
 
 def _never(*_args: Any, **_kwargs: Any) -> None:
