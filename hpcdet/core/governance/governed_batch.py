@@ -53,7 +53,9 @@ class GovernedBatch:
         """Verify that a row of the loss depends on its own row alone, where that is due.
 
         Due are the first batch of each attempt and one in ``probe_every``; else, and without a
-        policy, nothing is done.
+        policy, nothing is done. Under ``fully_shard`` every rank must call it alike, in the same
+        batches: all of them gather the parameters together, and one that does not call leaves the
+        others waiting. Otherwise each rank probes its own rows by itself.
 
         Args:
             losses: forward passes and loss of some rows of ``data``, one value or one per row,
