@@ -16,7 +16,7 @@ from hpcdet.data.sourced import Codes, Mixture, SourceTable
 from hpcdet.errors import UsageError
 from hpcdet.guard.counting.exposure import Counts, Exposure, counted
 from hpcdet.guard.counting.row_kinds import RowKinds
-from hpcdet.guard.routing import lane_rules
+from hpcdet.guard.routing import given_rows, lane_rules
 from hpcdet.guard.routing.governed_models import GovernedModels
 from hpcdet.guard.routing.row_sources import RowSources
 from hpcdet.guard.stepping.optimizers import Gather, GovernedOptimizers
@@ -252,7 +252,7 @@ class Guard:
                 are given as many as are named.
 
         Raises:
-            UsageError: no batch is being trained, or a row is not in it.
+            UsageError: no batch is being trained, a row is not in it, or indices are no places.
             PolicyRefused: the policy does not know a source, several optimizers step (P12), or
                 isolation is wanted (P11).
         """
@@ -275,7 +275,7 @@ class Guard:
             )
         why, hint = "the code names rows", "give the model the batch itself, row by row"
         lane_rules.refuse_unproven(self.policy, why, "context.rows", hint)
-        places = None if sources is not None else np.asarray(indices, dtype=np.int64)
+        places = None if sources is not None else given_rows.row_places(indices)
         if sources is not None:
             weights, known = self._of_sources(SourceTable.of(sources, "context.rows"))
         elif places is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from hpcdet.errors import UsageError
 from hpcdet.guard.audit import audit
 from hpcdet.policy.codes import PolicyRefused
 from tests.guard.test_stepping import Loop
@@ -101,6 +103,18 @@ def test_rows_that_are_named_rightly_are_spared(loss: Loss) -> None:
 def test_rows_that_are_others_than_named_are_found(loss: Loss, code: str) -> None:
     with pytest.raises(PolicyRefused, match=code):
         probe(loss)
+
+
+@pytest.mark.parametrize(
+    "indices", [[True, False, True], torch.tensor([True, False]), [0.5, 1.0], [[0, 1], [2]], "ab"]
+)
+def test_what_is_no_place_of_a_row_is_refused(indices: Any) -> None:
+    """A mask would name rows 0 and 1, again and again."""
+    loop = Loop()
+    _, codes = loop.rows(4, 4, 4)
+    refused = pytest.raises(UsageError, match="not places of rows")
+    with loop.guard.batch(codes, np.bincount(codes)), refused, loop.guard.rows(indices):
+        pass
 
 
 def test_each_row_that_a_module_is_given_must_be_named() -> None:
