@@ -152,8 +152,9 @@ class Sourced(Dataset[Any]):
             source; as many of each by default.
 
     Raises:
-        ConfigError: there is none, one is empty or has no length, some are streams and others are
-            not, or the shares are not those of the streams.
+        ConfigError: there is none, one is empty or has no length, or is of a ``Sourced`` itself,
+            some are streams and others are not, two are one object, or the shares are not those
+            of the streams.
     """
 
     def __init__(self, parts: Mapping[str, Any], shares: Mapping[str, int] | None = None) -> None:
@@ -182,6 +183,13 @@ class Sourced(Dataset[Any]):
                 )
             if len(part) == 0:
                 raise ConfigError(f"source {name!r} is empty", where="Sourced")
+            if _names_its_own(part):
+                raise ConfigError(
+                    f"the data set of source {name!r} is a Sourced, or a part of one, whose samples "
+                    "have their sources already",
+                    where="Sourced",
+                    hint="join such data sets by torch.utils.data.ConcatDataset, which keeps them",
+                )
         self.parts = dict(parts)
         self._datasets = list(parts.values())
         self._ends = list(accumulate(len(part) for part in self._datasets))
@@ -214,6 +222,15 @@ class Sourced(Dataset[Any]):
             raise IndexError(f"index {index} of {len(self)} samples")
         part, within = _within(self._ends, place)
         return self._datasets[part][within]
+
+
+def _names_its_own(part: Any) -> bool:
+    """Whether samples of a data set, or of some that it is made of, have sources by a Sourced."""
+    if isinstance(part, Subset):
+        return _names_its_own(part.dataset)
+    if isinstance(part, ConcatDataset):
+        return any(_names_its_own(one) for one in part.datasets)
+    return isinstance(part, Sourced)
 
 
 def record_of(dataset: Any, index: int) -> tuple[str, int, bytes] | None:
@@ -269,6 +286,14 @@ _LONGEST = 1 << 20
 
 
 def _check_streams(parts: Mapping[str, Any], streams: Sequence[str]) -> None:
+    by_object: dict[int, str] = {}
+    for name, part in parts.items():
+        if (other := by_object.setdefault(id(part), name)) != name:
+            raise ConfigError(
+                f"sources {other!r} and {name!r} are one stream, whose position both would move",
+                where="Sourced",
+                hint="make a stream for each source",
+            )
     others = [name for name in parts if name not in streams]
     if others:
         raise ConfigError(

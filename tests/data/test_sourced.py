@@ -67,6 +67,15 @@ def test_no_data_and_empty_sources_are_refused() -> None:
         Sourced({"web": iter("abc")})
 
 
+def test_samples_that_have_sources_get_no_others() -> None:
+    """They would be open to what their own source is denied."""
+    inner = Sourced({"secret": list("abc")})
+    for part in (inner, Subset(inner, [0]), ConcatDataset([Subset(inner, [0]), inner])):
+        with pytest.raises(ConfigError, match="'open' is a Sourced, or a part of one"):
+            Sourced({"open": part})
+    assert len(Sourced({"open": Subset(list("abc"), [0])})) == 1
+
+
 def test_every_rank_knows_the_whole_batch() -> None:
     order = Order(10, 4, lambda epoch: shuffled(10, 3, epoch))
     for rank in range(3):

@@ -175,7 +175,10 @@ def test_what_cannot_be_one_is_refused() -> None:
             Sourced({"web": web}, shares)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="more than 1048576"):
         Sourced({"web": web, "mail": Words("mail", 1)}, {"web": 1 << 30, "mail": 1})
-    assert Sourced({"web": web, "mail": web}, {"web": 6, "mail": 4}).shares == {"mail": 2, "web": 3}
+    parted = Sourced({"web": web, "mail": Words("mail", 1)}, {"web": 6, "mail": 4})
+    assert parted.shares == {"mail": 2, "web": 3}
+    with pytest.raises(ConfigError, match="'web' and 'mail' are one stream"):
+        Sourced({"web": web, "mail": web})
     with pytest.raises(ConfigError, match="'web' is a stream, and 'numbers' is not"):
         Sourced({"numbers": numbers, "web": web})
     with pytest.raises(ConfigError, match="all trained in each epoch"):
