@@ -244,6 +244,20 @@ def test_a_checkpoint_in_the_folder_of_another_is_told(cli: Cli, ruled: Ruled) -
     assert report(cli)["unverified"].startswith("G103: ")
 
 
+@pytest.mark.parametrize("left", [b"", b"\0\x9f\1", b"[1]", None])
+def test_a_checkpoint_without_a_manifest_is_no_untrained_trial(
+    cli: Cli, ruled: Ruled, left: bytes | None
+) -> None:
+    assert report(cli)["unverified"] == "", "it has saved nothing"
+    manifest = ruled.attempt(POLICY, {"hosp-a": 3, "public": 5}) / "MANIFEST.json"
+    manifest.unlink()
+    if left is not None:
+        manifest.write_bytes(left)
+    item = report(cli)
+    assert (item["step"], item["checkpoint"]) == (0, "")
+    assert item["unverified"].startswith(f"G103: the manifest of checkpoint {manifest.parent.name}")
+
+
 def test_a_policy_that_never_was_is_told(cli: Cli, ruled: Ruled) -> None:
     never = dataclasses.replace(POLICY, matrix=((0.0, 0.5), (1.0, 1.0)))
     ruled.attempt(never, {"public": 5})

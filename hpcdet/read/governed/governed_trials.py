@@ -15,7 +15,7 @@ from hpcdet.policy.memorization.twin_evidence import TwinEvidence
 from hpcdet.read.governed.attested_trials import AttestedTrial, GovernedExperiment
 from hpcdet.read.governed.routing_cost import RoutingCostView, routing_cost
 from hpcdet.read.governed.trained_policies import TrialPolicyChangeView
-from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.layout import CHECKPOINT_NAME, ExperimentPaths
 
 if TYPE_CHECKING:  # other verbs on policies need neither journals nor numpy
     from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTrial
@@ -235,7 +235,7 @@ def _view(
         trial=trial.number,
         step=said.step,
         checkpoint=said.name,
-        unverified="" if said.folder is None else beside.doubt(said.folder),
+        unverified=_unreadable(trial) if said.folder is None else beside.doubt(said.folder),
         assurance=assurance,
         statement=_statement(policy),
         ablates=policy.ablates,
@@ -264,6 +264,16 @@ def _view(
         nodes=[_nodes(one, policy) for one in trial.attempts if any(one.of_kind("start"))],
         recorded=said.others,
     )
+
+
+def _unreadable(trial: GatheredTrial) -> str:
+    """What is said of a trial that has checkpoints, none of which can be read; "" if it has none."""
+    try:
+        names = sorted(one.name for one in trial.paths.checkpoints.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    saved = [name for name in names if CHECKPOINT_NAME.fullmatch(name)]
+    return f"G103: the manifest of checkpoint {saved[-1]} cannot be read" if saved else ""
 
 
 def _checks(lines: Iterable[tuple[int, Mapping[str, Any]]]) -> list[CheckView]:
