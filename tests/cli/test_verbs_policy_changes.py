@@ -174,6 +174,8 @@ def test_a_run_key_is_certified_here_or_by_who_cannot_read_it(
     [item] = cli("policy", "sign", id, "-o", "json").items
     assert item["kind"] == "run_key" and item["key"] == ""
     run = item["what"]
+    assert run in cli("policy", "sign", id).out, "for who certifies it elsewhere"
+    assert cli("policy", "sign", id, "-o", "id").out.split() == [run]
     [made] = cli("policy", "sign", id, "--key", key, "-o", "json").items
     assert (made["kind"], made["what"]) == ("certificate", run)
     folder = cli.root / id / "certificates"

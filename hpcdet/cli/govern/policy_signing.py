@@ -29,6 +29,7 @@ _SIGNED = (
     Column("PATH", "path"),
     Column("WHAT", "what", wide=True),
 )
+_RUN_KEY = (Column("OF", "of"), Column("RUN KEY", "what", cut=False))
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ def sign(
         item = _added(what, add)
     else:
         item = _certified(what, key, to, run_key, days)
-    out.emit([item], _SIGNED, key="path")
+    shown = item.kind == "run_key"
+    out.emit([item], _RUN_KEY if shown else _SIGNED, key="what" if shown else "path")
 
 
 def experiment(name: str) -> tuple[ExperimentPaths, Governance]:
