@@ -175,6 +175,10 @@ def test_a_run_key_is_certified_here_or_by_who_cannot_read_it(
     assert item["kind"] == "run_key" and item["key"] == ""
     run = item["what"]
     assert run in cli("policy", "sign", id).out, "for who certifies it elsewhere"
+    for option in ("--for", "--from", "--to"):
+        assert f"{option}: it says nothing" in cli("policy", "sign", id, option, "x", code=2).err
+    both = ("policy", "sign", id, "--add", key, "--key", key)
+    assert "--key: it says nothing" in cli(*both, code=2).err
     assert cli("policy", "sign", id, "-o", "id").out.split() == [run]
     [made] = cli("policy", "sign", id, "--key", key, "-o", "json").items
     assert (made["kind"], made["what"]) == ("certificate", run)

@@ -120,7 +120,19 @@ def sign(
     if run_key is not None and not _HEX.fullmatch(run_key):
         hint = "hpcdet policy sign EXP shows it to the experiment's owner"
         raise UsageError("it is no public key of 64 hex digits", where="--run-key", hint=hint)
-    if what in shipped_policies() or Path(what).is_file():
+    of_policy = what in shipped_policies() or Path(what).is_file()
+    for option, given, wanted in (
+        ("--for", of, of_policy),
+        ("--from", before, of_policy),
+        ("--add", add, not of_policy),
+        ("--key", key, add is None),
+        ("--to", to, add is None and (of_policy or key is not None)),
+        ("--run-key", run_key, add is None),
+    ):
+        if given is not None and not wanted:
+            hint = "hpcdet policy sign --help: an approval, a certificate, or one to --add"
+            raise UsageError(f"it says nothing of {what} here", where=option, hint=hint)
+    if of_policy:
         item = _approved(what, key, to, of, before, run_key)
     elif add is not None:
         item = _added(what, add)
