@@ -185,8 +185,8 @@ class Sourced(Dataset[Any]):
                 raise ConfigError(f"source {name!r} is empty", where="Sourced")
             if _names_its_own(part):
                 raise ConfigError(
-                    f"the data set of source {name!r} is a Sourced, or a part of one, whose samples "
-                    "have their sources already",
+                    f"the data set of source {name!r} is a Sourced, or a part of one, whose "
+                    "samples have their sources already",
                     where="Sourced",
                     hint="join such data sets by torch.utils.data.ConcatDataset, which keeps them",
                 )

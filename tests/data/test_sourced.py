@@ -69,11 +69,13 @@ def test_no_data_and_empty_sources_are_refused() -> None:
 
 def test_samples_that_have_sources_get_no_others() -> None:
     """They would be open to what their own source is denied."""
-    inner = Sourced({"secret": list("abc")})
-    for part in (inner, Subset(inner, [0]), ConcatDataset([Subset(inner, [0]), inner])):
+    plain: Any = list("abc")
+    inner = Sourced({"secret": plain})
+    parts: list[Any] = [inner, Subset(inner, [0]), ConcatDataset([Subset(inner, [0]), inner])]
+    for part in parts:
         with pytest.raises(ConfigError, match="'open' is a Sourced, or a part of one"):
             Sourced({"open": part})
-    assert len(Sourced({"open": Subset(list("abc"), [0])})) == 1
+    assert len(Sourced({"open": Subset(plain, [0])})) == 1
 
 
 def test_every_rank_knows_the_whole_batch() -> None:

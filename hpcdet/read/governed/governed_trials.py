@@ -267,7 +267,7 @@ def _view(
 
 
 def _unreadable(trial: GatheredTrial) -> str:
-    """What is said of a trial that has checkpoints, none of which can be read; "" if it has none."""
+    """What is said of a trial whose checkpoints cannot be read; "" if it has none."""
     try:
         names = sorted(one.name for one in trial.paths.checkpoints.iterdir())
     except (FileNotFoundError, NotADirectoryError):
