@@ -133,7 +133,8 @@ def test_steps_are_those_of_one_backward_per_source(
     rows = shared["governance"]["exposure"]["rows"]
     assert rows == {"a": 54, "b": 36, "c": 18}  # 9 batches of 12, in cycles of 6
     np.testing.assert_array_equal(shared["governance"]["E"][1], [0, 36, 36])
-    [probe] = [line for line in attempt.lines() if line.get("event") == "probe"]
+    probe, *later = [line for line in attempt.lines() if line.get("event") == "probe"]
+    assert world == 3 or not later, "three ranks have not all sources each in the first batch"
     assert probe["on"][1][0] == 0 < probe["off"][1][0]
 
 
