@@ -54,6 +54,8 @@ def parse(line: str) -> None:
     command: click.Command = main.cli
     context = click.Context(command, info_name="hpcdet")
     while isinstance(command, click.Group):
+        if "--" in words and not any(word in command.commands for word in words):
+            words = ["start", *words]  # `run [FLAGS] -- COMMAND`
         _, words, _ = command.make_parser(context).parse_args(args=words)
         if not words:
             return

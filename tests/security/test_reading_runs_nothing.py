@@ -82,7 +82,7 @@ class Trap:
         """What to give for an argument of a command."""
         root = str(self.paths.root)
         given = {
-            **{name: [root] for name in ("id", "ids", "exp", "what")},
+            **{name: [root] for name in ("id", "ids", "exp", "what", "sources")},
             **{name: [fresh] for name in ("folder", "to")},
             "config_file": [str(self.paths.code / "c.yaml")],
             **{
@@ -93,6 +93,8 @@ class Trap:
             "source": ["public"],
             "model_dir": [str(self.paths.code)],
             "name": ["local"],
+            "names": ["local"],
+            "command": ["true"],
             "key": ["searcher.name"],
             "value": ["random"],
             "shell": ["bash"],
