@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from hpcdet.schedulers.common.backend import RemoteDaemons
@@ -29,6 +30,7 @@ class StepRequest:
         args, command: the site's, and the launcher's own name if "".
         daemons: how the launcher's own daemons start on other nodes.
         python: that of the ranks.
+        folder: the attempt's, which all nodes see.
     """
 
     rank: tuple[str, ...]
@@ -46,6 +48,7 @@ class StepRequest:
     command: str
     daemons: RemoteDaemons
     python: str
+    folder: Path
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hpcdet.launchers.common import Launch, RankDeath, StepRequest
 
@@ -12,6 +12,9 @@ from hpcdet.launchers.common import Launch, RankDeath, StepRequest
 _EXITED = re.compile(r"Process name: \[.*,\s*(\d+)\]\s+Exit code:")
 _DIED = re.compile(r"run noticed that process rank \d+ .*? exited on\s+signal\s+(\d+)")
 _LOST = re.compile(r"has lost communication with a remote daemon")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OF_A_NODE = ("OMPI_", "PMIX_", "PRTE_", "HOSTNAME", "SHLVL", "PWD", "OLDPWD")
+"""What each node has of its own, or the launcher sends anyhow."""
 # On one node it needs no transport that opens ports; those left out would (libfabric's, too).
 _SHARED_MEMORY = ("OMPI_MCA_btl", "^tcp,ofi")
 
@@ -31,6 +34,7 @@ class Mpirun:
             # what is free has been counted by the scheduler, or by the local backend
             *("--map-by", f"ppr:{request.ranks_per_node}:node:OVERSUBSCRIBE", "--bind-to", "none"),
             *request.daemons.arguments,
+            *_sent(request),
             *request.args,
         )
         environ = {**request.environ}
@@ -61,6 +65,15 @@ class Mpirun:
     def lost_node(self, said: str) -> bool:
         """See ``common.RankLauncher``."""
         return _LOST.search(said) is not None
+
+
+def _sent(request: StepRequest) -> Iterator[str]:
+    """Yield the options by which variables reach the ranks; their values are in no command line."""
+    if request.daemons.own and request.nodes > 1:
+        kept = (*_OF_A_NODE, *request.daemons.own)
+        for name in sorted(request.environ):
+            if _NAME.fullmatch(name) and not name.startswith(kept):
+                yield from ("-x", name)
 
 
 LAUNCHER = Mpirun()

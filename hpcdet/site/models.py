@@ -93,13 +93,18 @@ class SiteCapabilities(Model):
     )
 
     @property
+    def comes_back(self) -> bool:
+        """True if a task may start again under its id, by its own wish or by the server's."""
+        return self.requeue == "user" or self.rerun == "server"
+
+    @property
     def nobody_submits(self) -> bool:
         """True if no process of an experiment may submit jobs without its user.
 
         A searcher on a login node could, and is counted upon where the site file says so; but not
         for a task that dies and does not come back by itself.
         """
-        counts = self.login_daemon == "allowed" and self.requeue == "user"
+        counts = self.login_daemon == "allowed" and self.comes_back
         return not self.submit_from_compute and not counts
 
 

@@ -9,6 +9,7 @@ start exits with an error, which means no: such a task would be requeued for eve
 from __future__ import annotations
 
 import argparse
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.folder import log_streams
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Closed, WorkerEnd
+from hpcdet.store.folder.records import Closed, WorkerClaim, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import journal
 from hpcdet.store.trials import progress
@@ -66,11 +67,28 @@ def task(program: str, argv: list[str]) -> tuple[ExperimentPaths, WorkerPaths, i
     """Parse a batch script's arguments: the experiment, its worker and the worker's exit code."""
     parser = argparse.ArgumentParser(prog=program)
     parser.add_argument("experiment", type=Path)
-    for name in ("--submission", "--index", "--restart", "--code"):
+    for name in ("--submission", "--index", "--code"):
         parser.add_argument(name, type=int, required=True)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--restart", type=int)
+    which.add_argument("--pid", type=int, help="of the worker, where nobody counts restarts")
     given = parser.parse_args(argv)
     paths = ExperimentPaths(given.experiment.absolute())
-    return paths, paths.worker(given.submission, given.index, given.restart), given.code
+    place = given.submission, given.index
+    restart = _restart(paths, place, given.pid) if given.restart is None else given.restart
+    return paths, paths.worker(*place, restart), given.code
+
+
+def _restart(paths: ExperimentPaths, place: tuple[int, int], pid: int) -> int:
+    """Return the incarnation that a process of this host has claimed, else the next one."""
+    mine = 0
+    for worker in paths.workers():
+        if (worker.submission, worker.index) == place:
+            claim = WorkerClaim.read(worker.claim)
+            if claim is not None and (claim.host, claim.pid) == (socket.gethostname(), pid):
+                return worker.incarnation
+            mine = max(mine, worker.incarnation + 1)
+    return mine
 
 
 def main(argv: list[str]) -> int:

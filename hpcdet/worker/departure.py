@@ -17,6 +17,7 @@ from hpcdet.worker.allocation.time_left import Remaining
 
 LOOK_S = 0.5
 _BAD_NODE = 2
+_SELDOM_S = 10.0
 
 
 class Departure:
@@ -47,6 +48,7 @@ class Departure:
         self._told_by = ""
         self._launch_failures = 0
         self._drain_until = 0.0
+        self._look_at = 0.0
 
     @property
     def notice(self) -> str:
@@ -56,6 +58,17 @@ class Departure:
     def look(self, spending: Spending, *, idle: bool) -> None:
         """Look for a reason. ``idle``: no trial runs here."""
         self.why = self.why or self._reason(spending, idle)
+
+    def is_lost(self) -> bool:
+        """True if others believe this worker lost, and have taken over what it had.
+
+        Its host may have been out of reach for a while. The file is looked at seldom.
+        """
+        if self.why != "lost" and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _SELDOM_S
+            with contextlib.suppress(OSError):
+                self.why = "lost" if WorkerEnd.read(self._me.end) is not None else self.why
+        return self.why == "lost"
 
     def is_refused(self) -> bool:
         """True if the node does not attest what the policy requires; nothing is claimed then.

@@ -7,6 +7,7 @@ crank until a replacement is submitted, or another process lives that will submi
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 
@@ -35,7 +36,7 @@ def hand_over(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> str:
         return "the experiment is over"
     site = insist(lambda: from_resolved(paths.site), left_s)
     inside = opening.of(site).inside
-    granted = inside.allocation(os.environ, None)
+    granted = dataclasses.replace(inside.allocation(os.environ, None), restart=worker.incarnation)
     if not inside.stands(granted):
         return "the scheduler ends this task itself"
     claim = insist(lambda: WorkerClaim.read(worker.claim), left_s)

@@ -33,7 +33,7 @@ from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files, journal
-from hpcdet.worker import again
+from hpcdet.worker import again, avoided_host
 from hpcdet.worker.allocation import time_left
 from hpcdet.worker.allocation.fitting import Fitting
 from hpcdet.worker.allocation.governed_node import GovernedNode
@@ -104,6 +104,9 @@ class Worker:
         left_s = within(START_S, self.notices.heard)
         for attempt in insist(lambda: claims.close_predecessors(self.paths, self.me), left_s):
             self._journal_end(attempt, End.read(attempt.end))
+        avoided = avoided_host.avoided(self.paths, self.me.submission, self.allocation.nodes)
+        if avoided:
+            return self._leave_host(avoided)
         why = self._take_trials()
         if heard := self.notices.heard():
             self._note_notice(heard)
@@ -115,10 +118,30 @@ class Worker:
             return REQUEUE
         # perhaps nobody is left to see that this worker must be replaced; an error has the batch
         # script and the job behind the array see to that
-        return 0 if end.why == "closed" or self.crank.last_turn() else 1
+        return 0 if end.why in ("closed", "lost") or self.crank.last_turn() else 1
+
+    def _leave_host(self, avoided: list[str]) -> int:
+        """Take nothing on a host that is to be avoided; return once others need not meet it."""
+        end = WorkerEnd(avoided_host.WHY, self.me.name, files.now())
+        insist(lambda: end.write_once(self.me.end), self.leaving.left_to_drain)
+        self._note("end", why=end.why, nodes=avoided, sync=True)
+        if not self.crank.last_turn():
+            return 1
+
+        def wait() -> bool:
+            self.notices.wait(self.crank.every_s)
+            return not self.notices.heard() and not self.remaining.is_last
+
+        with contextlib.suppress(OSError):
+            avoided_host.stay(self.paths, self.me, self.allocation.nodes, wait)
+        return 0
 
     def _end(self, why: str) -> WorkerEnd:
         """Return the record of why this worker ends and whether its task is requeued."""
+        inside = opening.of(self.site).inside
+        if why == "signal" and self.site.capabilities.rerun == "server":
+            returns = inside.returns(self.allocation)
+            return WorkerEnd(why, self.me.name, files.now(), returns=returns)
         wanted = why in ("time", "signal") and self._wanted_again()
         returns = wanted and again.requeue(self.paths, self.me, REQUEUE, self.site)
         if wanted and not returns:
@@ -146,7 +169,11 @@ class Worker:
         look_at, turns = 0.0, 0
         while True:
             self.heartbeat.tick(self.leaving.why)
-            self.crank.turn()
+            if self.leaving.is_lost():
+                for lane in self._busy:
+                    lane.end()  # it commits nothing more
+            else:
+                self.crank.turn()
             for end, used_up in self._ends():
                 idle_since, look_at = time.monotonic(), 0.0
                 self.leaving.after(end, used_up)

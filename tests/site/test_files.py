@@ -104,7 +104,7 @@ def test_files_that_extend_each_other_are_refused(folders: dict[str, Path]) -> N
             "detect.0.comand",
             "did you mean 'command'?",
         ),
-        ("launcher: {kind: ssh}\nscheduler: local\n", 1, "launcher.kind", "those there are: "),
+        ("launcher: {kind: teleport}\nscheduler: local\n", 1, "launcher.kind", "those there are: "),
         ("limits: {}\n", 0, "", "there is no scheduler"),
         ("scheduler: slrum\n", 1, "scheduler", "did you mean slurm?"),
         ("limits: {max_array: many}\n", 1, "limits.max_array", "it is 'many'"),

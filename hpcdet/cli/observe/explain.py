@@ -138,6 +138,7 @@ def _explain(gathered: gather.Gathered, trial: int) -> Iterator[FindingView]:
             where = ["if searcher.metric is misspelt: hpcdet cancel it, and submit it anew"]
         yield _finding("pending", item.id, "it waits for a person", next, where)
     yield from _queue(gathered, item)
+    yield from _avoided(gathered)
     yield from _rungs(gathered)
     for row in item.trials:
         if trial in (0, row.trial):
@@ -148,6 +149,19 @@ def _explain(gathered: gather.Gathered, trial: int) -> Iterator[FindingView]:
                     yield _finding("slow", row.id, f"slow: {one.finding}", one.next)
             if trial and (said := timeline.decided(gathered).get(trial)):
                 yield _finding("decision", row.id, f"the searcher decided: {said}")
+
+
+def _avoided(gathered: gather.Gathered) -> Iterator[FindingView]:
+    """Find workers that left hosts which the scheduler could not leave out."""
+    left = [
+        f"worker {worker.paths.name} on {', '.join(worker.claim.nodes)}"
+        for worker in gathered.workers
+        if worker.end is not None and worker.end.why == "avoided" and worker.claim is not None
+    ]
+    if left:
+        said = "the scheduler cannot leave hosts out: workers on those to be avoided took nothing, "
+        said += "and left once their replacements ran elsewhere"
+        yield _finding("slow", gathered.id, said, "", left)
 
 
 def _rungs(gathered: gather.Gathered) -> Iterator[FindingView]:

@@ -87,5 +87,7 @@ def _takes_nothing_more(site: Site, place: TaskPlace) -> bool:
     """True if the worker of a task is leaving and the task will not be requeued."""
     beat = files.read_json(place.worker.beat) if place.worker else None
     leaving = beat.get("leaving", "") if isinstance(beat, dict) else ""
-    returns = site.capabilities.requeue == "user" and leaving in ("time", "signal")
+    can = site.capabilities
+    wishes = can.requeue == "user" and leaving in ("time", "signal")
+    returns = wishes or (can.rerun == "server" and leaving == "signal")
     return bool(leaving) and not returns

@@ -41,6 +41,8 @@ def post(holder: Holder, seen: FleetView) -> None:
             _, submitted = holder.watch.files.submission(number)
             if number not in over and submitted is not None and submitted.job:
                 _post(holder, number, submitted.job)
+                if not holder.hands.scheduler.capabilities().arrays:
+                    break  # as long as one lives, it sees to the others
     except Unavailable as error:
         worker_count.later(holder, error.what)
 

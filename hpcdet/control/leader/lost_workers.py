@@ -17,19 +17,23 @@ from hpcdet.control.leader.scheduler_answers import SchedulerAnswers
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import Job, Scheduler, Task, TaskState
 from hpcdet.site.models import Site
+from hpcdet.store.cost.spending import epoch
 from hpcdet.store.folder import home
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Final, Intent, Reason
+from hpcdet.store.folder.records import Final, Intent, Reason, WorkerClaim, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files
 
 Phase = Literal["pending", "running", "over"]
 
-LEFT_BY_ITSELF = frozenset({"idle", "closed", "bad_node", "spent"})
+LEFT_BY_ITSELF = frozenset({"idle", "closed", "bad_node", "avoided", "spent"})
 """Ends of workers after which the batch script never requeues its task."""
 
 PLAIN = frozenset({TaskState.COMPLETED, TaskState.FAILED, TaskState.CANCELED})
 """Final states that no requeue follows."""
+
+CLOCKS_S = 60.0
+"""Clocks of a node and of the scheduler differ by less."""
 
 _REASONS: dict[TaskState, Reason] = {
     TaskState.PREEMPTED: "preempted",
@@ -201,7 +205,6 @@ class Watch:
 
     def _note_ends(self, intent: Intent, newest: dict[tuple[int, int], WorkerPaths]) -> None:
         """Count tasks as over whose worker has recorded its end and that cannot be requeued."""
-        may_return = self._site.capabilities.requeue != "none"
         for index in range(intent.tasks):
             key = (intent.number, index)
             worker = newest.get(key)
@@ -210,9 +213,16 @@ class Watch:
             end = self.files.end(worker)
             if end is None:
                 continue
-            stays = end.why in LEFT_BY_ITSELF or not may_return
-            if stays or Final.read(worker.final) is not None:
+            if self._stays(end) or Final.read(worker.final) is not None:
                 self._over.add(key)
+
+    def _stays(self, end: WorkerEnd) -> bool:
+        """True if no task starts again after this end."""
+        can = self._site.capabilities
+        if end.why in LEFT_BY_ITSELF or not can.comes_back:
+            return True
+        # the worker has asked the server, which alone starts it again
+        return can.requeue != "user" and end.why != "lost" and not end.returns
 
     def _judge(
         self, intent: Intent, job: str, index: int, worker: WorkerPaths | None
@@ -241,7 +251,7 @@ class Watch:
                 row is not None
                 and worker is not None
                 and is_open
-                and (said is TaskState.PENDING or row.restarts > worker.incarnation)
+                and (said is TaskState.PENDING or _runs_again(row, worker))
             )
             if (
                 requeued
@@ -280,3 +290,16 @@ class Watch:
     @staticmethod
     def _beat(worker: WorkerPaths) -> str:
         return files.canonical(files.read_json(worker.beat) or {}).decode()
+
+
+def _runs_again(row: Task, worker: WorkerPaths) -> bool:
+    """True if the task that runs was started after this worker's.
+
+    One that nobody counted is told by the time of the start.
+    """
+    if row.restarts <= worker.incarnation:
+        return False
+    claim = WorkerClaim.read(worker.claim)
+    if claim is None or claim.counted or not row.start:
+        return True
+    return epoch(row.start) > epoch(claim.at) + CLOCKS_S

@@ -67,6 +67,7 @@ def launch(
             command=view.launcher.command or "",
             daemons=inside.daemons(python, allocation),
             python=python,
+            folder=attempt.root,
         )
     )
 

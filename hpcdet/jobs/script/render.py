@@ -27,6 +27,7 @@ from hpcdet.jobs.script import environment, requirements, succession
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.request import NodeRequest, ScriptRequest, UserOptions
 from hpcdet.site import PartitionView, Site
+from hpcdet.site.models import Directives
 from hpcdet.site_files.load_site import folders as template_folders
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Resolved
@@ -188,10 +189,13 @@ def request(
     """Return what a submission asks the scheduler for."""
     need, lanes = experiment.resources, experiment.lanes
     size = _size(experiment, user)
-    directives = {
-        name: jinja.from_string(value).render(size) if isinstance(value, str) else value
-        for name, value in view.directives.items()
-    }
+
+    def expanded(values: Directives) -> Directives:
+        return {
+            name: jinja.from_string(value).render(size) if isinstance(value, str) else value
+            for name, value in values.items()
+        }
+
     memory = need.memory_per_slot
     per_node = need.slots_per_node * lanes
     return ScriptRequest(
@@ -207,7 +211,9 @@ def request(
         walltime_s=need.walltime_s,
         folder=paths.root,
         output=paths.job_log(intent.number),
-        view=dataclasses.replace(view, directives=directives),
+        view=dataclasses.replace(
+            view, directives=expanded(view.directives), chunk=expanded(view.chunk)
+        ),
         exclude=tuple(intent.exclude),
         held=intent.held,
         after=tuple(intent.after),
@@ -216,6 +222,7 @@ def request(
         after_end=succession.after_end(site) if intent.watches else "",
         signal_lead_s=site.limits.signal_lead_s,
         priority=need.priority,
+        rerun=site.capabilities.rerun == "server",
         pool=need.resource_pool,
         user=user,
         required=required,
@@ -259,6 +266,7 @@ def variables(
             "logs": str(paths.job_log(intent.number)),
         },
         "site": site.name,
+        "rerun": asked.rerun and not intent.watches,
         "requeue": site.capabilities.requeue == "user" and not intent.watches,
         "kill_wait_s": site.limits.kill_wait_s,
         "signal_lead_s": site.limits.signal_lead_s,

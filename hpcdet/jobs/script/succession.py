@@ -41,7 +41,7 @@ def way(site: Site) -> Way:
         return "spares"
     if not site.capabilities.submit_from_compute:
         return "daemon"
-    return "requeue" if site.capabilities.requeue == "user" else "successor"
+    return "requeue" if site.capabilities.comes_back else "successor"
 
 
 def after_end(site: Site) -> AfterEnd:

@@ -21,6 +21,7 @@ class Allocation:
         restart: how often the scheduler has started this task again.
         end_at: when it ends, epoch seconds; None if it does not.
         steps_hear: signals of the scheduler reach steps that run, and not always the script.
+        counted: the scheduler says ``restart``; False: it did not answer, and that is unknown.
     """
 
     job: str
@@ -28,6 +29,7 @@ class Allocation:
     restart: int = 0
     end_at: float | None = None
     steps_hear: bool = False
+    counted: bool = True
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,12 @@ class InsideFace(Protocol):
         does not answer is no evidence against the allocation.
         """
 
+    def returns(self, allocation: Allocation) -> bool:
+        """True if the scheduler reports that it ends this allocation to start its task again.
+
+        Asked after a notice, whose cause the scheduler alone knows.
+        """
+
     def node_name(self, environ: Mapping[str, str]) -> str:
         """Return the scheduler's name of this node."""
 
@@ -133,6 +139,8 @@ class RemoteDaemons(Protocol):
     Attributes:
         environment: variables of the launcher.
         arguments: its further options.
+        own: how variables begin that each node has of its own, where the daemons do not get the
+            launcher's: it has to send those to the ranks itself; () where they do.
     """
 
     @property
@@ -140,6 +148,9 @@ class RemoteDaemons(Protocol):
 
     @property
     def arguments(self) -> Sequence[str]: ...
+
+    @property
+    def own(self) -> tuple[str, ...]: ...
 
 
 class NamesFace(Protocol):

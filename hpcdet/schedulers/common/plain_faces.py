@@ -71,6 +71,7 @@ class PlainScript:
 class _NoDaemons:
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
 
 
 class PlainInside:
@@ -86,6 +87,10 @@ class PlainInside:
     def stands(self, allocation: Allocation) -> bool:
         """See ``backend.InsideFace``."""
         return True
+
+    def returns(self, allocation: Allocation) -> bool:
+        """See ``backend.InsideFace``. A task asks for it itself here."""
+        return False
 
     def node_name(self, environ: Mapping[str, str]) -> str:
         """See ``backend.InsideFace``."""

@@ -61,6 +61,7 @@ class ScriptRequest:
             after the experiment. "": a worker.
         signal_lead_s: the warning before the end.
         priority: 1 to 99, the higher the later (``DEFAULT_PRIORITY``); None: that.
+        rerun: the scheduler may run it again under its id, after a preemption or a lost host.
         pool: the partition or queue that the user has chosen; None: the site's.
         view: the site in that pool, with its options expanded.
         user: the user's own options.
@@ -88,6 +89,7 @@ class ScriptRequest:
     after_end: AfterEnd = ""
     signal_lead_s: int = 0
     priority: int | None = None
+    rerun: bool = False
     pool: str | None = None
     user: UserOptions = NO_OPTIONS
     required: NodeRequest | None = None

@@ -57,6 +57,11 @@ def stands(allocation: Allocation) -> bool:
     return answer is None or answer.strip() in ("RUNNING", "")
 
 
+def returns(allocation: Allocation) -> bool:  # noqa: ARG001
+    """See ``backend.InsideFace``. A task asks for it itself here."""
+    return False
+
+
 def node_name(environ: Mapping[str, str]) -> str:
     """See ``backend.InsideFace``."""
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
@@ -79,6 +84,7 @@ class _Steps:
 
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
 
 
 def daemons(python: str, allocation: Allocation) -> _Steps:

@@ -167,7 +167,11 @@ class End(JsonRecord):
 
 @dataclass(frozen=True)
 class WorkerClaim(JsonRecord):
-    """``claim.json`` of a worker: the allocation it runs in."""
+    """``claim.json`` of a worker: the allocation it runs in.
+
+    ``counted``: the scheduler said how often the task was started before; else this is the first
+    place that was free.
+    """
 
     job: str
     host: str
@@ -176,6 +180,7 @@ class WorkerClaim(JsonRecord):
     restart: int = 0
     end_at: str = ""
     at: str = ""
+    counted: bool = True
 
 
 @dataclass(frozen=True)
@@ -183,8 +188,9 @@ class WorkerEnd(JsonRecord):
     """``end.json`` of a worker.
 
     ``why``: ``idle`` (nothing left to take), ``time`` (too little left), ``signal``, ``bad_node``
-    (two launches in a row failed, or the node is ``refused``), ``closed`` (the experiment is
-    over), ``spent`` (its task has come back too often without getting anywhere), ``lost``.
+    (two launches in a row failed, or the node is ``refused``), ``avoided`` (the scheduler gave it
+    a node that it was to avoid, and cannot leave out), ``closed`` (the experiment is over),
+    ``spent`` (its task has come back too often without getting anywhere), ``lost``.
     ``returns``: its batch script was asked to requeue the task. ``refused``: by node, what it does
     not attest that the policy requires.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import os
 import socket
@@ -29,29 +31,37 @@ def take_place(
 ) -> WorkerPaths | None:
     """Claim the place of worker ``N-I.R``; None if it is taken, as when a script is run twice.
 
+    Where nobody says how often the task was started, it is the first place that is free: later
+    than those of all former starts that came so far, and never that of one that is counted.
+
     Args:
         left_s: seconds left to retry while the storage is unavailable.
 
     Raises:
         OSError: the storage is unavailable.
     """
-    worker = paths.worker(submission, index, allocation.restart)
-    claim = WorkerClaim(
-        job=allocation.job,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        nodes=list(allocation.nodes),
-        restart=allocation.restart,
-        end_at=f"{allocation.end_at:.0f}" if allocation.end_at is not None else "",
-        at=files.now(),
-    )
+    restarts = itertools.count() if not allocation.counted else [allocation.restart]
+    for restart in restarts:
+        worker = paths.worker(submission, index, restart)
+        claim = WorkerClaim(
+            job=allocation.job,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            nodes=list(allocation.nodes),
+            restart=restart,
+            end_at=f"{allocation.end_at:.0f}" if allocation.end_at is not None else "",
+            at=files.now(),
+            counted=allocation.counted,
+        )
+        # read, not believed: one that failed may have made it, and an archive may have an older one
+        if insist(functools.partial(_holds, worker, claim), left_s) == claim:
+            return worker
+    return None
 
-    def holds() -> WorkerClaim | None:
-        claim.write_once(worker.claim)
-        return WorkerClaim.read(worker.claim)
 
-    # read, not believed: one that failed may have made it, and an archive may have an older one
-    return worker if insist(holds, left_s) == claim else None
+def _holds(worker: WorkerPaths, claim: WorkerClaim) -> WorkerClaim | None:
+    claim.write_once(worker.claim)
+    return WorkerClaim.read(worker.claim)
 
 
 def close_predecessors(paths: ExperimentPaths, worker: WorkerPaths) -> list[AttemptPaths]:

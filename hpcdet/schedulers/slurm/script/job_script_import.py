@@ -7,36 +7,24 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from typing import Any
 
-from hpcdet.errors import ConfigError
-from hpcdet.schedulers.common.job_script import Translation
+from hpcdet.schedulers.common.job_script import (
+    WHY,
+    Translation,
+    entrypoint,
+    lines,
+    set_up,
+    split,
+)
 from hpcdet.schedulers.slurm.script.options import OURS, SHORT
 from hpcdet.schedulers.slurm.slurm_text import hosts, seconds
 
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?|-([A-Za-z])(.*)", re.DOTALL)
-_SETUP = {"module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack", "eval", "ulimit"}
-_LAUNCHERS = {"srun", "mpirun", "mpiexec"}
-_FLAGS = {
-    *("--exclusive", "--exact", "--overlap", "--label", "-l", "--unbuffered", "-u", "--pty"),
-    *("--kill-on-bad-exit", "-K", "--verbose", "-v", "--oversubscribe", "--allow-run-as-root"),
-}
-_RANK_STARTERS = {"torchrun", "accelerate", "deepspeed", "horovodrun"}
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
-_ALWAYS_THERE = re.compile(
-    r"SLURM_|HOME$|USER$|LOGNAME$|PATH$|PWD$|TMPDIR$|HPCDET_|RANK$|WORLD_SIZE$"
-)
+_LAUNCHERS = frozenset({"srun", "mpirun", "mpiexec"})
 _GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?")
 _BYTES = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _BARE = {"exclusive", "requeue", "no-requeue", "hold", "contiguous", "overcommit", "spread-job"}
-_WHY = {
-    "array": "a search takes its place: hyperparameters and searcher",
-    "dependency": "say hpcdet submit --after ID",
-    "hold": "say hpcdet submit --hold",
-    "export": "jobs get no variable of the shell but those of the config and the site",
-}
 
 
 def translate(script: str, name: str) -> Translation:
@@ -51,7 +39,7 @@ def translate(script: str, name: str) -> Translation:
     found = Translation()
     options: dict[str, tuple[int, str | None]] = {}
     commands: list[tuple[int, str]] = []
-    for number, line in _lines(script):
+    for number, line in lines(script):
         if line.startswith("#SBATCH"):
             if commands or found.setup:
                 found.left.append(f"line {number}: {line}: sbatch does not read it so far down")
@@ -61,12 +49,12 @@ def translate(script: str, name: str) -> Translation:
             found.left.append(f"line {number}: {line}: PBS scripts are not read")
         elif line and not line.startswith("#"):
             commands.append((number, line))
-    variables, plain = _set_up(commands, found)
-    entrypoint, ranks = _entrypoint(plain, variables, found)
+    variables, plain = set_up(commands, found)
+    command, ranks = entrypoint(plain, variables, found, launchers=_LAUNCHERS, array="SLURM_ARRAY")
     resources = _resources(options, ranks, found)
     others = _others(options, found)
     job_name = options.pop("job-name", (0, None))[1]
-    found.config = {"name": job_name or name, "entrypoint": entrypoint}
+    found.config = {"name": job_name or name, "entrypoint": command}
     found.config["searcher"] = {"name": "single", "metric": "validation_loss"}
     found.config["resources"] = resources
     if others:
@@ -76,29 +64,8 @@ def translate(script: str, name: str) -> Translation:
     return found
 
 
-def _lines(script: str) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers; one that goes on after a backslash is one line."""
-    begun, text = 0, ""
-    for number, line in enumerate(script.splitlines(), 1):
-        begun = begun or number
-        if line.endswith("\\") and not line.startswith("#"):
-            text += line[:-1].strip() + " "
-            continue
-        yield begun, (text + line.strip()).strip()
-        begun, text = 0, ""
-    if text:
-        yield begun, text.strip()
-
-
-def _words(number: int, line: str) -> list[str]:
-    try:
-        return shlex.split(line, comments=True)
-    except ValueError as error:
-        raise ConfigError("a quote is not closed", where=f"line {number}") from error
-
-
 def _directive(number: int, line: str, options: dict[str, tuple[int, str | None]]) -> None:
-    words = _words(number, line.removeprefix("#SBATCH"))
+    words = split(number, line.removeprefix("#SBATCH"))
     while words:
         match = _OPTION.fullmatch(words.pop(0))
         if match is None:
@@ -109,114 +76,6 @@ def _directive(number: int, line: str, options: dict[str, tuple[int, str | None]
         if value is None and words and name not in _BARE and not words[0].startswith("-"):
             value = words.pop(0)
         options[name] = number, value
-
-
-def _set_up(
-    commands: list[tuple[int, str]], found: Translation
-) -> tuple[dict[str, str], list[tuple[int, str]]]:
-    """Take what prepares the run: variables, and lines for the site. Returns the rest, too."""
-    variables: dict[str, str] = {}
-    plain: list[tuple[int, str]] = []
-    for number, line in commands:
-        words = _words(number, line)
-        given = words[1:] if words and words[0] == "export" else words
-        pairs = [_ASSIGNMENT.fullmatch(word) for word in given]
-        if not words:
-            continue
-        if pairs and all(pairs):
-            if re.search(r"[$`]", line):
-                found.setup.append(line if words[0] == "export" else f"export {line}")
-            else:
-                variables |= {pair[1]: pair[2] for pair in pairs if pair}
-        elif words[0] in _SETUP:
-            found.setup.append(line)
-        elif words[0] == "cd":
-            found.left.append(f"line {number}: {line}: the code runs in its snapshot")
-        elif words[0] == "set":
-            continue  # how the script itself behaves
-        else:
-            plain.append((number, line))
-    return variables, plain
-
-
-def _entrypoint(
-    commands: list[tuple[int, str]], variables: dict[str, str], found: Translation
-) -> tuple[str, int | None]:
-    """The command of one rank, and how many ranks a starter would have made on a node."""
-    chosen = next((c for c in reversed(commands) if _runs(_words(*c))), None)
-    for number, line in commands:
-        if (number, line) != chosen:
-            found.left.append(f"line {number}: {line}: only one command is run")
-    if chosen is None:
-        hint = "hpcdet looks for a line with python, srun, mpirun or torchrun"
-        raise ConfigError("the script runs nothing that a rank could run", hint=hint)
-    number, line = chosen
-    ranks: int | None = None
-    if re.search(r"[;&|<>]", line):
-        found.left.append(f"line {number}: {line}: look at it, a shell would run it whole")
-        text = line
-    else:
-        # words of the line itself, so that quotes and variables stay as they were written
-        raw = shlex.shlex(line, posix=False, punctuation_chars=False)
-        raw.whitespace_split = True
-        words = list(raw)
-        if words[0] in _LAUNCHERS:
-            words = _without_options(words[1:])
-        words, ranks = _without_starter(words)
-        text = " ".join(words)
-    for name in dict.fromkeys(_VARIABLE.findall(text)):
-        if name.startswith("SLURM_ARRAY"):
-            found.left.append(f"line {number}: ${name}: {_WHY['array']}")
-        elif name not in variables and not _ALWAYS_THERE.match(name) and not _sets(found, name):
-            why = "nothing sets it in the job; environment.environment_variables can"
-            found.left.append(f"line {number}: ${name}: {why}")
-    return text, ranks
-
-
-def _runs(words: list[str]) -> bool:
-    if not words:
-        return False
-    program = words[0].rpartition("/")[2]
-    known = _LAUNCHERS | _RANK_STARTERS
-    return program in known or re.fullmatch(r"python[\d.]*", program) is not None
-
-
-def _sets(found: Translation, name: str) -> bool:
-    return any(line.startswith(f"export {name}=") for line in found.setup)
-
-
-def _without_options(words: list[str]) -> list[str]:
-    """A launcher's command: what comes after its options and their values."""
-    while words and words[0].startswith("-"):
-        option = words.pop(0)
-        alone = "=" in option or option in _FLAGS or re.fullmatch(r"-[A-Za-z]\d+", option)
-        if not alone and _is_value(words):
-            words.pop(0)
-    return words
-
-
-def _is_value(words: list[str]) -> bool:
-    """True if the next word is the value of the option before it, not the program."""
-    return len(words) > 1 and not words[0].startswith("-") and not _runs(words)
-
-
-def _without_starter(words: list[str]) -> tuple[list[str], int | None]:
-    """``torchrun --nproc_per_node=4 train.py`` is ``python train.py`` four times."""
-    module = ["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]
-    starts = bool(words) and words[0] in _RANK_STARTERS
-    if not starts and words[1:3] not in module:
-        return words, None
-    python = "python" if starts else words[0]
-    rest = words[1:] if starts else words[3:]
-    if rest[:1] == ["launch"]:  # accelerate launch
-        rest = rest[1:]
-    ranks: int | None = None
-    while rest and not rest[0].endswith(".py") and rest[0] not in ("-m", "--module"):
-        option, _, value = rest.pop(0).partition("=")
-        if option.replace("_", "-") in ("--nproc-per-node", "--num-processes", "--num-gpus"):
-            text = value or (rest.pop(0) if rest else "")
-            ranks = int(text) if text.isdecimal() else None
-    return [python, *rest], ranks
 
 
 def _resources(
@@ -295,8 +154,8 @@ def _others(options: dict[str, tuple[int, str | None]], found: Translation) -> l
         text = f"--{name}" if value is None else f"--{name}={shlex.quote(value)}"
         if name == "job-name":
             continue
-        if name in OURS or name in _WHY:
-            why = _WHY.get(name, "hpcdet sets it itself")
+        if name in OURS or name in WHY:
+            why = WHY.get(name, "hpcdet sets it itself")
             found.left.append(f"line {number}: {text}: {why}")
         else:
             others.append(text)

@@ -1,0 +1,134 @@
+"""``backend.InsideFace`` of PBS: what a worker finds and may ask inside its allocation."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcdet.errors import Unavailable
+from hpcdet.schedulers.common.allocation import Allocation, ShownNode, by_script
+from hpcdet.schedulers.pbs import pbs_commands, pbs_query
+from hpcdet.schedulers.pbs.answers import pbs_queues, pbs_text
+from hpcdet.schedulers.pbs.answers.pbs_text import PbsRow
+from hpcdet.store.folder.records import Reason
+
+early_s = 0.0
+"""PBS looks at time limits after they have passed, and warns of none."""
+says: tuple[tuple[str, Reason], ...] = ()
+_RUNNING = frozenset("RSU")
+_EXITING, _RERUN = 50, range(60, 64)
+"""Substates of jobs that end: from here on; and of those that are run again, preempted ones too."""
+
+
+def allocation(environ: Mapping[str, str], walltime_s: float | None) -> Allocation:
+    """See ``backend.InsideFace``. By hand, outside of a job, as the script says.
+
+    The job's environment has neither its end nor how often it was started: the server is asked.
+    """
+    if not (job := environ.get("PBS_JOBID")):
+        return by_script(environ)
+    row = shown(job)
+    return Allocation(
+        job=job,
+        nodes=_hosts(environ, row),
+        restart=max(0, row.run_count - 1) if row is not None else 0,
+        counted=row is not None,
+        end_at=_end(row, walltime_s),
+    )
+
+
+def _end(row: PbsRow | None, walltime_s: float | None) -> float | None:
+    if row is not None and row.start is not None and row.walltime_s is not None:
+        return row.start + row.walltime_s
+    return time.time() + walltime_s if walltime_s else None
+
+
+def _hosts(environ: Mapping[str, str], row: PbsRow | None) -> tuple[str, ...]:
+    if names := _node_file(environ):
+        return tuple(names)
+    return row.hosts if row is not None and row.hosts else (socket.gethostname(),)
+
+
+def _node_file(environ: Mapping[str, str]) -> dict[str, int]:
+    """Hosts of the job with their processes; it lies on the first host only."""
+    try:
+        return pbs_text.node_file(Path(environ.get("PBS_NODEFILE", "")).read_text())
+    except (OSError, UnicodeDecodeError):
+        return {}
+
+
+def shown(job: str) -> PbsRow | None:
+    """Return the job as the server shows it; None if it does not answer."""
+    try:
+        rows = pbs_query.rows([job])
+    except Unavailable:
+        return None
+    return next((row for row in rows if row.id == job), None)
+
+
+def stands(allocation: Allocation) -> bool:
+    """See ``backend.InsideFace``. A job that runs again elsewhere is another allocation."""
+    row = shown(allocation.job) if allocation.job else None
+    if row is None:
+        return True
+    again = row.run_count - 1 > allocation.restart
+    return row.state in _RUNNING and row.substate < _EXITING and not again
+
+
+def returns(allocation: Allocation) -> bool:
+    """See ``backend.InsideFace``."""
+    row = shown(allocation.job) if allocation.job else None
+    if row is None:
+        return False
+    return row.substate in _RERUN or row.state == "Q" or row.run_count - 1 > allocation.restart
+
+
+def node_name(environ: Mapping[str, str]) -> str:
+    """See ``backend.InsideFace``. The name that the job's hosts are listed by."""
+    here = socket.gethostname()
+    short = here.partition(".")[0]
+    return next((h for h in _node_file(environ) if h.partition(".")[0] == short), here)
+
+
+def shown_node(name: str) -> ShownNode | None:
+    """See ``backend.InsideFace``. Its resources that are true, or texts: ``NAME=VALUE``."""
+    try:
+        [found] = pbs_queues.hosts(pbs_commands.said(["pbsnodes", "-F", "json", name]))
+    except (Unavailable, ValueError):
+        return None
+    return found
+
+
+def granted_gpus(environ: Mapping[str, str]) -> int:  # noqa: ARG001
+    """See ``backend.InsideFace``. PBS names those granted only as visible devices."""
+    return 0
+
+
+@dataclass(frozen=True)
+class _Daemons:
+    """A launcher's daemons, started on the job's other hosts."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+
+
+def daemons(python: str, allocation: Allocation) -> _Daemons:  # noqa: ARG001
+    """See ``backend.InsideFace``. Open MPI starts them by what it takes for a remote shell.
+
+    Debian's knows nothing of PBS, which lets nobody log in on a job's hosts.
+    """
+    hosts = _node_file(os.environ)
+    if not hosts:
+        return _Daemons()
+    agent = shlex.join([python, "-Pm", "hpcdet.schedulers.pbs.remote_shell"])
+    return _Daemons(
+        {"OMPI_MCA_plm_rsh_agent": agent, "PRTE_MCA_plm_ssh_agent": agent},
+        ("-host", ",".join(f"{host}:{lines}" for host, lines in hosts.items())),
+        own=("PBS_", "NCPUS", "TMPDIR"),
+    )

@@ -1,0 +1,75 @@
+"""Questions to the server about jobs, whatever it remembers of those that have ended."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+from hpcdet.errors import Unavailable
+from hpcdet.schedulers.common.allocation import ShownNode
+from hpcdet.schedulers.pbs import pbs_commands
+from hpcdet.schedulers.pbs.answers import pbs_ids, pbs_queues, pbs_text
+from hpcdet.schedulers.pbs.answers.pbs_text import PbsRow
+from hpcdet.schedulers.pbs.pbs_commands import OVER
+
+_AT_ONCE = 500
+"""Jobs that one ``qstat`` is asked about."""
+_forms: list[tuple[str, ...]] = [("-F", "json"), ()]
+"""How ``qstat`` is asked in this process. Its JSON may be none where a value looks like a number,
+and that of OpenPBS of 2026 has the first of several jobs only; what it prints without is complete.
+"""
+_NO_HISTORY = "not configured to maintain job history"
+"""What a server says that is asked for ended jobs (``-x``) and keeps none; it says nothing else."""
+
+
+def rows(jobs: Sequence[str]) -> list[PbsRow]:
+    """Ask the server about some jobs, their subjobs included; unknown ones are left out.
+
+    Raises:
+        Unavailable: it does not answer, or says nothing about one of them.
+    """
+    found: list[PbsRow] = []
+    for first in range(0, len(jobs), _AT_ONCE):
+        found += _rows(jobs[first : first + _AT_ONCE])
+    return found
+
+
+def named(name: str, user: str) -> list[str]:
+    """The ids of a user's jobs of that name. Raises Unavailable: the server does not answer."""
+    done = _with_history("qselect", "-N", name, "-u", user)
+    if done.returncode != 0:
+        raise pbs_commands.failure("qselect", done)
+    return [job for line in done.stdout.splitlines() if (job := pbs_ids.parse(line))]
+
+
+def attributes() -> dict[str, dict[str, str]]:
+    """Attributes of queues and of the server. Raises Unavailable: it does not answer."""
+    server, queues = (pbs_commands.said(["qstat", option]) for option in ("-Bf", "-Qf"))
+    return pbs_queues.attributes(server, queues)
+
+
+def hosts() -> list[ShownNode]:
+    """The hosts of the cluster. Raises Unavailable: the server does not answer."""
+    return pbs_queues.hosts(pbs_commands.said(["pbsnodes", "-a", "-F", "json"]))
+
+
+def _rows(jobs: Sequence[str]) -> list[PbsRow]:
+    for form in tuple(_forms):
+        done = _with_history("qstat", "-t", "-f", *form, *jobs)
+        if done.returncode not in (0, *OVER):
+            raise pbs_commands.failure("qstat", done)
+        found = (pbs_text.jobs if form else pbs_text.jobs_of_text)(done.stdout) or []
+        told = {pbs_ids.key(row.id) for row in found} | pbs_text.unknown(done.stderr)
+        lacking = [job for job in jobs if pbs_ids.key(job) not in told]
+        if not lacking:
+            return found
+        if form and len(jobs) > 1:
+            _forms[:] = [()]  # it does so each time
+    raise Unavailable(f"qstat said nothing about {', '.join(lacking[:3])}")
+
+
+def _with_history(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    done = pbs_commands.run([name, "-x", *words])
+    if _NO_HISTORY in done.stderr:
+        done = pbs_commands.run([name, *words])
+    return done

@@ -1,0 +1,229 @@
+"""The directives of one ``qsub``: ours, then the site's, then the user's, each over the last."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hpcdet.errors import ConfigError
+from hpcdet.schedulers.common.request import ScriptRequest, UserOptions
+from hpcdet.schedulers.pbs.answers import pbs_ids
+from hpcdet.schedulers.pbs.answers.pbs_text import TAG
+from hpcdet.schedulers.pbs.script import host_requests
+from hpcdet.site.models import Value
+
+MEBI = 1024**2
+SENTINEL_S = 900
+SENTINEL_MEMORY = 1024 * MEBI
+"""What a sentinel gets: it reads files, and may have to wait for a dead holder's lease."""
+
+LETTERS = {
+    "account": "A", "project": "P", "priority": "p", "queue": "q", "name": "N", "array": "J",
+    "rerun": "r", "hold": "h", "tag": "v", "output": "o", "join": "j", "checkpoint": "c",
+    "mail_options": "m", "mail_users": "M",
+}  # fmt: skip
+"""Words of ours for options of ``qsub`` that are no resources."""
+ATTRIBUTES = ("umask", "depend")
+"""What ``-W`` sets."""
+RESOURCES = ("select", "place", "walltime")
+OURS = frozenset({
+    "name", "array", "rerun", "hold", "tag", "output", "join", "checkpoint", "umask", "depend",
+    "select",
+})  # fmt: skip
+"""What the worker relies on; users' options may not change it."""
+_LETTER = {letter: name for name, letter in LETTERS.items()}
+_HINT = 'write ["-A acct", "-l place=scatter:excl", "-l filesystems=home"]'
+_CHUNK = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class PbsDirectives:
+    """Return the text that a template prints behind ``#PBS``.
+
+    ``options("walltime", "queue")`` are those of the named ones that apply, in this order, quoted;
+    ``options.others`` are all that hpcdet has no word of its own for: resources of the job.
+    """
+
+    values: Mapping[str, Value]
+    known: frozenset[str]
+
+    def __call__(self, *names: str) -> list[str]:
+        return [
+            text
+            for name in names
+            if name in self.values and (text := _line(name, self.values[name]))
+        ]
+
+    @property
+    def others(self) -> list[str]:
+        return self(*(name for name in self.values if name not in self.known))
+
+
+def collect(request: ScriptRequest) -> PbsDirectives:
+    """All options of a submission.
+
+    Raises:
+        ConfigError: an option of the user is not understood, or asks for what hpcdet sets itself.
+        PolicyRefused: one would undo what a policy requires (P17).
+    """
+    values: dict[str, Value] = {**_ours(request), **_of_site(request)}
+    for name in request.view.skip:
+        values.pop(name, None)
+    user = parse(request.user)
+    if request.after and "depend" in user:
+        raise _refuse("-W depend is there already; --after sets it, too", request.user)
+    values.update(user)
+    if request.pool is not None:
+        values["queue"] = request.pool
+    if request.required is not None:
+        values = host_requests.added(values, chosen(request.pool, request.user), request.required)
+    return PbsDirectives(values, frozenset(LETTERS) | frozenset(ATTRIBUTES) | frozenset(RESOURCES))
+
+
+def chosen(pool: str | None, user: UserOptions) -> dict[str, Value]:
+    """PbsDirectives that the experiment's user has chosen. Raises ConfigError as ``parse``."""
+    given = {"queue": pool} if pool is not None else {}
+    return {**parse(user), **given}
+
+
+def _ours(request: ScriptRequest) -> dict[str, Value]:
+    small = bool(request.watches)
+    walltime = request.walltime_s
+    if small:
+        walltime = min(SENTINEL_S, request.view.max_walltime_s or SENTINEL_S)
+    width = 1 if small else request.tasks
+    return {
+        "name": request.name,
+        "tag": f"{TAG}={request.tag}",
+        "array": f"0-{width - 1}%{request.throttle}" if width > 1 else None,
+        "rerun": "y" if request.rerun and not small else "n",
+        "checkpoint": "n",
+        "select": _select(request, small=small),
+        "place": request.view.place or ("scatter" if request.nodes > 1 and not small else None),
+        "walltime": None if walltime is None else duration(walltime),
+        "hold": request.held or None,
+        "depend": _depend(request),
+        # the script takes its output into the experiment; what PBS itself says is in its records
+        "join": "oe",
+        "output": "/dev/null",
+        "umask": "077",
+    }
+
+
+def _select(request: ScriptRequest, *, small: bool) -> str:
+    """One chunk for each node of a worker."""
+    ranks = 1 if small else request.ranks_per_node
+    memory = request.memory_per_node
+    if small and memory is not None:
+        memory = min(memory, SENTINEL_MEMORY)
+    chunk: dict[str, Value] = {
+        "ncpus": 1 if small else ranks * request.cpus_per_rank,
+        "mpiprocs": ranks,
+        "mem": None if memory is None else f"{math.ceil(memory / MEBI)}mb",
+    }
+    if not small:
+        chunk |= request.view.chunk
+    for name in request.view.skip:
+        chunk.pop(name, None)
+    nodes = 1 if small else request.nodes
+    return ":".join([str(nodes), *_chunk(chunk)])
+
+
+def _chunk(chunk: Mapping[str, Value]) -> Iterator[str]:
+    for name, value in chunk.items():
+        if value is None or value is False:
+            continue
+        text = f"{name}={value}"
+        if not _CHUNK.fullmatch(name) or re.search(r"[:+\s'\"]", str(value)):
+            raise ConfigError(f"{text!r} is no resource of a chunk", where="site: chunk")
+        yield text
+
+
+def _of_site(request: ScriptRequest) -> dict[str, Value]:
+    """The site's directives; a partition is a queue."""
+    given = dict(request.view.directives)
+    queue = given.pop("partition", None)
+    return {**({"queue": queue} if queue else {}), **given}
+
+
+def _depend(request: ScriptRequest) -> str | None:
+    if request.watches:
+        # of an array the end of its last task alone decides
+        array = pbs_ids.is_array(request.watches)
+        word = "afterany" if array or request.after_end == "any" else "afternotok"
+        return f"{word}:{request.watches}"
+    if request.behind:
+        return f"afterany:{request.behind}"
+    return ":".join(["afterok", *request.after]) if request.after else None
+
+
+def duration(seconds: float) -> str:
+    """``HH:MM:SS``, as PBS reads it; hours may be any number."""
+    minutes, s = divmod(math.ceil(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours:02d}:{m:02d}:{s:02d}"
+
+
+def parse(user: UserOptions) -> dict[str, Value]:
+    """``["-A acct", "-l place=excl,filesystems=home"]`` as a mapping of options to values.
+
+    Raises:
+        ConfigError: an argument is no option, or one that hpcdet sets itself.
+    """
+    try:
+        words = [word for argument in user.words for word in shlex.split(argument)]
+    except ValueError as error:
+        raise _refuse(f"a quote is not closed in {list(user.words)}", user) from error
+    found: dict[str, Value] = {}
+    while words:
+        word = words.pop(0)
+        match = re.fullmatch(r"-([A-Za-z])(.*)", word, re.DOTALL)
+        if match is None:
+            raise _refuse(f"{word!r} is no option of qsub", user)
+        letter, value = match.groups()
+        if letter in "VIXzf":
+            raise _refuse(f"-{letter} is not for jobs of hpcdet", user)
+        if letter == "h":
+            raise _refuse("-h is set by hpcdet itself", user)
+        if not value:
+            if not words:
+                raise _refuse(f"-{letter} has no value", user)
+            value = words.pop(0)
+        for name, said in _named(letter, value, user):
+            if name in OURS:
+                raise _refuse(f"-{letter} {value}: {name} is set by hpcdet itself", user)
+            found[name] = said
+    return found
+
+
+def _named(letter: str, value: str, user: UserOptions) -> Iterator[tuple[str, str]]:
+    if letter in "lW":
+        for part in value.split(","):
+            name, mark, said = part.partition("=")
+            if not mark:
+                raise _refuse(f"-{letter} {value}: write NAME=VALUE", user)
+            yield name, said
+    elif letter in _LETTER:
+        yield _LETTER[letter], value
+    else:
+        raise _refuse(f"-{letter} is not for jobs of hpcdet", user)
+
+
+def _refuse(what: str, user: UserOptions) -> ConfigError:
+    return ConfigError(what, where=user.where, hint=_HINT)
+
+
+def _line(name: str, value: Value) -> str:
+    if value is None or value is False:
+        return ""
+    text = str(value)
+    if re.search(r"[\x00-\x1f\x7f]", text):
+        # a line break would end the directive and start a command
+        raise ConfigError("a control character in an option of qsub", where=f"{name}={text!r}")
+    if name in LETTERS:
+        return f"-{LETTERS[name]}" if value is True else f"-{LETTERS[name]} {shlex.quote(text)}"
+    flag = "W" if name in ATTRIBUTES else "l"
+    return f"-{flag} {shlex.quote(f'{name}={text}')}"
