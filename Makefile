@@ -7,7 +7,7 @@ unexport WORKERS
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo governed-demo test test-quick test-for coverage hooks docs pictures searches test-frameworks test-interactive test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-governance bench-gpu bench-search bench-search-tables bench-calibration governed-recovery governed-replications governed-scheduling governed-search null-searches clean
+.PHONY: demo governed-demo test test-quick test-pbs test-for coverage hooks docs pictures searches test-frameworks test-interactive test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-governance bench-gpu bench-search bench-search-tables bench-calibration governed-recovery governed-replications governed-scheduling governed-search null-searches clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -22,6 +22,9 @@ test: packages setup check  ## set up (Slurm included) and run all tests
 
 test-quick: setup  ## the tests that need no cluster and end soon: under 3 minutes
 	$(PYTEST) $$($(PY) scripts/test_map.py quick)
+
+test-pbs: setup  ## on a server of PBS that answers here and takes this user's jobs: every disturbance, in each mode
+	$(PY) -m pytest -rs --durations=5 tests/pbs
 
 test-for: setup  ## the tests that execute a module: make test-for FILE=hpcdet/store/fs/files.py
 	$(PYTEST) $$($(PY) scripts/test_map.py for $(or $(FILE),$(error FILE names a module, such as hpcdet/store/fs/files.py)))

@@ -73,7 +73,7 @@ def rerun(run: Run) -> None:
 
 EVERYWHERE = [
     (kill_a_rank, {"lost"}),
-    (kill_the_worker, {"lost"}),
+    (kill_the_worker, {"lost", "preempted"}),
     (kill_everything, {"lost", "preempted", "node_fail", "canceled"}),
     (delete_the_job, {"preempted"}),
     (delete_by_force, {"lost", "preempted", "canceled"}),
@@ -116,6 +116,22 @@ def test_a_job_that_the_server_runs_again_goes_on_under_its_id(
     run.faster()
     run.wait()
     assert set(run.reasons()[:-1]) <= {"preempted"}, run.story()
+    same_bits(run.digest(), wanted, run.story())
+
+
+@pytest.mark.parametrize("disturb", [kill_a_rank, delete_the_job], ids=lambda one: one.__name__)
+def test_ranks_that_pbsdsh_starts_have_the_same_bits(
+    lab: PbsLab, disturb: Callable[[Run], None]
+) -> None:
+    wanted = reference(lab, 2, 2)
+    run = lab.run(sized(2, 2), launcher="pbsdsh", pace=PACE)
+    run.until_batches(8)
+    assert len(set(run.claim().nodes)) == 2
+    disturb(run)
+    run.until_attempts(2)
+    run.faster()
+    run.wait()
+    assert set(run.reasons()[:-1]) <= {"lost", "preempted"}, run.story()
     same_bits(run.digest(), wanted, run.story())
 
 
