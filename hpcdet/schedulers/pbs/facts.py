@@ -18,6 +18,7 @@ from typing import Any
 
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.polling import cache_folder
+from hpcdet.schedulers.common.survey import ClusterSurvey
 from hpcdet.schedulers.pbs import pbs_commands, pbs_query
 from hpcdet.schedulers.pbs.answers.pbs_queues import Attributes
 from hpcdet.site import Site
@@ -50,6 +51,13 @@ _PER_USER = re.compile(r"\[u:PBS_GENERIC=(\d+)\]")
 def no_cluster(path: str) -> bool:
     """See ``backend.FactsFace``. A server that is down for the moment is a cluster."""
     return shutil.which("qsub", path=path) is not None and not pbs_commands.server()
+
+
+def survey() -> ClusterSurvey:
+    """See ``survey.Surveys``."""
+    from hpcdet.schedulers.pbs import server_survey  # late: one verb asks it
+
+    return server_survey.survey()
 
 
 def slots_here(site: Site) -> int | None:  # noqa: ARG001

@@ -1,0 +1,243 @@
+"""What a PBS server says of itself, and to a worker inside a job."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdet.launchers.common import StepRequest
+from hpcdet.launchers.mpirun import LAUNCHER
+from hpcdet.schedulers.common.allocation import Allocation
+from hpcdet.schedulers.common.base import TaskState
+from hpcdet.schedulers.pbs import (
+    facts,
+    inside,
+    names,
+    remote_shell,
+    server_survey,
+)
+from hpcdet.schedulers.pbs.answers import pbs_queues
+from hpcdet.site_files import load_site as sites
+from tests.schedulers.pbs_fakes import (
+    Fake,
+    calls,
+    printed,
+    recorded,
+    says,
+)
+
+PENDING, RUNNING = TaskState.PENDING, TaskState.RUNNING
+
+
+# -- what the server says of itself -------------------------------------------------------
+
+
+def attributes(more: str = "") -> dict[str, dict[str, str]]:
+    return pbs_queues.attributes(recorded("server.txt"), recorded("queues.txt") + more)
+
+
+ROUTES = """
+Queue: prod
+    queue_type = Route
+    route_destinations = small,large
+    enabled = True
+    started = True
+
+Queue: small
+    queue_type = Execution
+    resources_max.nodect = 24
+    resources_max.walltime = 03:00:00
+    from_route_only = True
+    enabled = True
+    started = True
+
+Queue: large
+    queue_type = Execution
+    resources_max.nodect = 496
+    resources_max.walltime = 24:00:00
+    from_route_only = True
+    enabled = True
+    started = False
+"""
+
+
+def test_queues_and_what_they_lead_to() -> None:
+    found = {one.name: one for one in pbs_queues.partitions(attributes(ROUTES), 4)}
+    assert found.keys() == {"workq", "express", "prod"}
+    assert [name for name, one in found.items() if one.default] == ["workq"]
+    assert (found["workq"].max_walltime_s, found["workq"].widest) == (None, 4)
+    # a routing queue gives what the widest of those behind it gives
+    assert (found["prod"].max_walltime_s, found["prod"].max_nodes) == (86400, 496)
+
+
+def test_hosts_by_what_they_have() -> None:
+    shown = pbs_queues.hosts(recorded("nodes.json"))
+    assert [one.host for one in shown] == ["pb1", "pb2", "pb3", "pb4"]
+    assert shown[0].features == frozenset()  # how much it has is no feature
+    marked = recorded("nodes.json").replace(
+        '"vnode":	"pb2"', '"vnode":	"pb2", "gov_phi":	"True"'
+    )
+    groups = pbs_queues.groups(attributes(), pbs_queues.hosts(marked))
+    assert {(g.partition, g.nodes) for g in groups if g.features == {"gov_phi=True"}} == {
+        ("workq", 1),
+        ("express", 1),
+    }
+    assert pbs_queues.hosts("{") == []
+
+
+def test_a_survey_is_what_a_site_file_can_begin_with() -> None:
+    found = server_survey.surveyed(attributes(ROUTES), recorded("nodes.json"))
+    assert (found.name, found.parent, found.scheduler) == ("vm", "generic-pbs", "PBS 23.06.06")
+    assert found.detect == {"pbs_conf": "PBS_SERVER", "match": "^vm(\\.|$)"}
+    [workq] = [queue for queue in found.queues if queue.name == "workq"]
+    assert (workq.default, workq.nodes, workq.cpus_per_node, workq.memory_mib) == (
+        True,
+        4,
+        4,
+        24105,
+    )
+    bare = server_survey.surveyed({"": {}}, "{")
+    assert bare.queues == () and "job_history_enable" in bare.remarks[0]
+
+
+def test_what_a_site_file_leaves_open_is_asked_once(tmp_path: Path, fake_pbs: Fake) -> None:
+    limited = recorded("server.txt") + "    max_queued = [u:PBS_GENERIC=7]\n"
+    queues = recorded("queues.txt").replace("Queue: workq", "Queue: workq\n    kill_delay = 30")
+    (tmp_path / "server").write_text(limited)
+    (tmp_path / "queues").write_text(queues)
+    fake_pbs("qstat", f'case "$1" in -Bf) cat {tmp_path}/server;; *) cat {tmp_path}/queues;; esac')
+    site = sites.load("generic-pbs")
+    assert "limits.max_submit" in site.open
+    for _ in range(2):
+        found, said = facts.resolved(site)
+    assert not said and not found.open and len(calls(tmp_path, "qstat")) == 2
+    assert (found.limits.max_array, found.limits.max_submit) == (10000, 7)
+    assert found.limits.kill_wait_s == 30 and found.capabilities.history is True
+    assert found.origins["limits.max_submit"].endswith("max_queued=7 of the server")
+    fake_pbs("qstat", "exit 255")
+    again, said = facts.resolved(site, fresh=True)
+    assert "did not answer" in said and again.limits.max_submit == 7
+    unasked, said = facts.resolved(site, ask=False)
+    assert "careful values" in said and unasked.limits.max_submit is None
+
+
+# -- inside a job -------------------------------------------------------------------------
+
+
+def inside_of(tmp_path: Path, fake_pbs: Fake, **job: Any) -> dict[str, str]:
+    """The environment of a job on two hosts, of which the server says this."""
+    shown = {"id": "12.vm", "job_state": "R", "substate": 42, "run_count": 2, **job}
+    fake_pbs("qstat", says(printed(shown)))
+    (tmp_path / "nodes").write_text("pb1\npb1\npb2\npb2\n")
+    return {"PBS_JOBID": "12.vm", "PBS_NODEFILE": str(tmp_path / "nodes")}
+
+
+def test_a_worker_asks_for_its_start_and_its_end(tmp_path: Path, fake_pbs: Fake) -> None:
+    environ = inside_of(
+        tmp_path,
+        fake_pbs,
+        stime="Sat Nov 21 06:02:09 2026",
+        Resource_List={"walltime": "00:10:00"},
+    )
+    found = inside.allocation(environ, 99)
+    assert (found.job, found.nodes, found.restart, found.counted) == (
+        "12.vm",
+        ("pb1", "pb2"),
+        1,
+        True,
+    )
+    assert found.end_at == 1795240929 + 600
+    fake_pbs("qstat", "exit 255")
+    blind = inside.allocation(environ, 99)
+    assert not blind.counted and blind.end_at is not None and blind.end_at > time.time()
+    assert inside.allocation({"HPCDET_JOB": "by-hand_0"}, None).job == "by-hand_0"
+
+
+@pytest.mark.parametrize(
+    ("job", "stands", "returns"),
+    [
+        ({}, True, False),
+        ({"job_state": "S"}, True, False),
+        ({"comment": "Job run at … and terminated by bob@vm"}, True, False),  # a successor may come
+        ({"substate": 60}, False, True),  # preempted, or rerun
+        ({"job_state": "E", "substate": 60, "Exit_status": -11}, False, True),
+        ({"job_state": "Q", "substate": 10}, False, True),
+        ({"run_count": 3}, False, True),  # its copy runs elsewhere
+        ({"job_state": "F", "substate": 93}, False, False),
+    ],
+)
+def test_the_server_says_whether_an_allocation_stands_and_returns(
+    tmp_path: Path,
+    fake_pbs: Fake,
+    job: dict[str, Any],
+    stands: bool,
+    returns: bool,
+) -> None:
+    inside_of(tmp_path, fake_pbs, **job)
+    allocation = Allocation("12.vm", ("pb1",), 1)
+    assert (inside.stands(allocation), inside.returns(allocation)) == (stands, returns)
+    fake_pbs("qstat", "exit 255")
+    assert inside.stands(allocation) and not inside.returns(allocation)
+
+
+def test_mpirun_reaches_the_hosts_of_a_job_and_sends_its_ranks_what_they_need(
+    tmp_path: Path, fake_pbs: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = inside_of(tmp_path, fake_pbs)
+    monkeypatch.setenv("PBS_NODEFILE", environ["PBS_NODEFILE"])
+    daemons = inside.daemons("py", Allocation("12.vm", ("pb1", "pb2")))
+    assert daemons.arguments == ("-host", "pb1:2,pb2:2")
+    agent = daemons.environment["OMPI_MCA_plm_rsh_agent"]
+    assert agent == "py -Pm hpcdet.schedulers.pbs.remote_shell"
+    request = StepRequest(
+        rank=("rank",),
+        environ={"A": "1", "PBS_JOBID": "12.vm", "BASH_FUNC_x%%": "() {}", "OMPI_MCA_btl": "tcp"},
+        nodes=2,
+        ranks=4,
+        ranks_per_node=2,
+        cpus_per_rank=1,
+        memory_per_node=None,
+        name="1-1",
+        lanes=1,
+        gpus=0,
+        mpi=False,
+        args=(),
+        command="",
+        daemons=daemons,
+        python="py",
+        folder=tmp_path,
+    )
+    argv = LAUNCHER.step(request).argv
+    assert [argv[i + 1] for i, word in enumerate(argv) if word == "-x"] == ["A"]
+    monkeypatch.delenv("PBS_NODEFILE")
+    assert inside.daemons("py", Allocation("", ("here",))).arguments == ()
+
+
+def test_the_remote_shell_starts_what_ssh_would(fake_pbs: Fake) -> None:
+    fake_pbs("pbs_tmrsh", "true")
+    words = ["-x", "-l", "alice", "pb2", "orted", "-mca", "ess", '"env"']
+    program, *rest = remote_shell.command(words)
+    assert program.endswith("/pbs_tmrsh")
+    assert rest == ["pb2", "/bin/sh", "-c", 'orted -mca ess "env"']
+
+
+@pytest.mark.parametrize(
+    ("text", "job", "means"),
+    [
+        ("12", "12.vm", True),
+        ("12", "12[].vm", True),
+        ("pbs:12.vm", "12.vm", True),
+        ("12[3].vm", "12[].vm", True),
+        ("12[3]", "12[].vm", True),
+        ("12.other", "12.vm", False),
+        ("112", "12.vm", False),
+        ("slurm:12", "12.vm", False),
+    ],
+)
+def test_ids_as_people_write_them(text: str, job: str, means: bool) -> None:
+    assert names.means(text, job) is means
+    assert names.task_id("12[].vm", 3) == "12[3].vm" and names.job_of("12[3].vm") == "12[].vm"
+    assert names.waited_for("pbs:12.vm") == "12.vm" and names.waited_for("12[3].vm") is None
