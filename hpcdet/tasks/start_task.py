@@ -24,7 +24,15 @@ from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Intent, Submitted
 from hpcdet.store.fs import files
 from hpcdet.tasks import tunnels
-from hpcdet.tasks.task_folder import TASKS, TaskEnded, TaskKind, TaskOrder, TaskPaths, tasks
+from hpcdet.tasks.task_folder import (
+    TASKS,
+    TaskEnded,
+    TaskKind,
+    TaskOrder,
+    TaskPaths,
+    refuse_foreign,
+    tasks,
+)
 
 PACKAGES = {"notebook": "jupyterlab", "tensorboard": "tensorboard"}
 """What a kind needs in the site's Python, and its extra of hpcdet has."""
@@ -82,10 +90,12 @@ def start(order: TaskOrder, site: Site, experiment: Resolved, root: Path) -> Tas
 def _prepare(root: Path) -> None:
     """Make the folder of tasks; remove those that ended long ago."""
     files.make_folder(root / TASKS)
+    refuse_foreign(root)
     for task in tasks(root):
-        ended = TaskEnded.read(task.ended)
-        if ended is None:
+        ended, order = TaskEnded.read(task.ended), TaskOrder.read(task.order)
+        if ended is None or order is None:
             continue
+        tunnels.close_entrance(order)
         if time.time() - datetime.fromisoformat(ended.at).timestamp() > _KEEP_ENDED_S:
             shutil.rmtree(task.root, ignore_errors=True)
 
@@ -136,6 +146,6 @@ def _undo(task: TaskPaths, site: Site) -> None:
             job = scheduler.find(intent.name, intent.tag)
             if job is not None:
                 scheduler.cancel(job)
-    if order is not None and order.entrance:
-        shutil.rmtree(order.entrance, ignore_errors=True)
+    if order is not None:
+        tunnels.close_entrance(order)
     shutil.rmtree(task.root, ignore_errors=True)

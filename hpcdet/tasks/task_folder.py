@@ -22,14 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from hpcdet.errors import NotFound
-from hpcdet.store.folder import private_folders
+from hpcdet.errors import NotFound, Unavailable
+from hpcdet.store.folder import private_folders, trust
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs.json_record import JsonRecord
 
 TaskKind = Literal["notebook", "tensorboard", "shell", "run"]
 TASKS = "tasks"
 """The folder of all tasks, below the folder that holds experiments."""
+EndReason = Literal["completed", "failed", "idle", "stopped", "walltime", "canceled"]
 _HINT = "hpcdet uses none that others may write; name another root: -C DIR or $HPCDET_ROOT"
 
 
@@ -98,12 +99,12 @@ class TaskEnded(JsonRecord):
     """``ended.json``.
 
     Attributes:
-        reason: ``completed``, ``failed``, ``idle``, ``stopped``, ``walltime`` or ``canceled``.
+        reason: ``canceled`` means by somebody else than ``stop``.
         code: exit code of the command or the server, 128 and the signal's number if one ended it;
             None for a shell.
     """
 
-    reason: Literal["completed", "failed", "idle", "stopped", "walltime", "canceled"]
+    reason: EndReason
     code: int | None = None
     at: str = ""
 
@@ -177,20 +178,34 @@ def tasks(root: Path, kind: str = "") -> list[TaskPaths]:
         kind: only these; "": all.
 
     Raises:
-        Unavailable: other users may write the folder of tasks, so that nothing in it is certain.
+        Unavailable: as ``refuse_foreign``.
     """
     folder = root / TASKS
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
-    private_folders.refuse_foreign(folder, _HINT)
+    refuse_foreign(root)
     found = []
     for paths in (TaskPaths(folder / name) for name in names):
         order = TaskOrder.read(paths.order) if kind in ("", paths.kind) else None
         if order is not None:
             found.append((order.at, paths.id, paths))
     return [paths for _, _, paths in sorted(found)]
+
+
+def refuse_foreign(root: Path) -> None:
+    """Refuse a root where tasks are, or could be replaced by, those of other users.
+
+    What a task's files say is run, and lets in who knows its token.
+
+    Raises:
+        Unavailable: the folder of tasks belongs to another user or may be written by others, or
+            others may rename what lies in a folder above it.
+    """
+    private_folders.refuse_foreign(root / TASKS, _HINT)
+    for warning in trust.exchangeable(root):
+        raise Unavailable(warning, where=str(root / TASKS), hint=_HINT)
 
 
 def task(text: str, root: Path, kind: str = "") -> TaskPaths:

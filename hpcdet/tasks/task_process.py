@@ -30,12 +30,14 @@ from hpcdet.store.fs import files
 from hpcdet.tasks import notebook_server, private_socket, tunnels
 from hpcdet.tasks.open_sessions import end_sessions, open_sessions
 from hpcdet.tasks.task_folder import (
+    EndReason,
     TaskEnded,
     TaskOrder,
     TaskPaths,
     TaskServing,
     TaskStarted,
     TaskStop,
+    refuse_foreign,
 )
 
 _TICK_S = 0.2
@@ -61,6 +63,7 @@ class TaskProcess:
         inside = opening.of(self.site).inside
         self.allocation = inside.allocation(os.environ, order.walltime_s)
         self.used_at = time.monotonic()
+        self.printed = 0
         self.told = False
         self.path: Path | None = None
         self.tunnel: tunnels.ReverseTunnel | None = None
@@ -122,14 +125,8 @@ class TaskProcess:
                 argv = notebook_server.command(self.task, self.order, self.path)
                 return argv, notebook_server.environment(environ, self.path)
             case "tensorboard":
-                module = "hpcdet.tasks.tensorboard_server"
-                return [
-                    sys.executable,
-                    "-Pm",
-                    module,
-                    str(self.task.root),
-                    str(self.path),
-                ], environ
+                server = [sys.executable, "-Pm", "hpcdet.tasks.tensorboard_server"]
+                return [*server, str(self.task.root), str(self.path)], environ
             case _:
                 return list(self.order.command), environ
 
@@ -170,8 +167,9 @@ class TaskProcess:
             if open_sessions(self.task):
                 self.used_at = now
         else:
-            silent = time.time() - self.task.output.stat().st_mtime
-            self.used_at = max(self.used_at, now - silent)
+            size = self.task.output.stat().st_size  # its time is another machine's
+            if size != self.printed:
+                self.used_at, self.printed = now, size
         return now - self.used_at >= self.order.idle_s
 
     def _serve(self) -> None:
@@ -189,23 +187,20 @@ class TaskProcess:
             TaskServing(str(self.path), files.now()).write_once(self.task.serving)
 
     def _ended_by_itself(self, code: int) -> TaskEnded:
-        shown = code if code >= 0 else 128 - code
         if self.order.kind in tunnels.PORTS and code == 0:
             return TaskEnded("idle" if self.order.idle_s else "completed", 0, files.now())
-        return TaskEnded("completed" if code == 0 else "failed", shown, files.now())
+        return TaskEnded("completed" if code == 0 else "failed", _shown(code), files.now())
 
-    def _end(self, reason: str) -> TaskEnded:
+    def _end(self, reason: EndReason) -> TaskEnded:
         """End the child, gently first, and say why."""
         if self.child is None:
-            return TaskEnded(reason, None, files.now())  # type: ignore[arg-type]
+            return TaskEnded(reason, None, files.now())
         group, limit = self.child.pid, time.monotonic() + self._patience()
         _signal_group(group, signal.SIGTERM)
         while self.child.poll() is None and time.monotonic() < limit:
             time.sleep(_TICK_S / 4)
         _signal_group(group, signal.SIGKILL)
-        code = self.child.wait()
-        shown = code if code >= 0 else 128 - code
-        return TaskEnded(reason, shown, files.now())  # type: ignore[arg-type]
+        return TaskEnded(reason, _shown(self.child.wait()), files.now())
 
     def _patience(self) -> float:
         """Seconds for the child, so that some are left for the end of this process."""
@@ -224,6 +219,11 @@ class TaskProcess:
         shutil.rmtree(self.task.events, ignore_errors=True)
 
 
+def _shown(code: int) -> int:
+    """Return the exit code as a shell shows it."""
+    return code if code >= 0 else 128 - code
+
+
 def _signal_group(group: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
@@ -233,6 +233,7 @@ def main(argv: list[str]) -> int:
     """Run a task; the exit code is its command's."""
     os.umask(0o077)
     task = TaskPaths(Path(command_job.arguments(argv)[0]))
+    refuse_foreign(task.experiments)
     trust.refuse_writable_by_others(task.root, "task")
     ended = TaskProcess(task).run()
     return ended.code or 0 if ended.reason in ("completed", "failed") else 0

@@ -188,3 +188,5 @@ def request_stop(task: TaskPaths) -> None:
     submitted = _submitted(task)
     if submitted is not None and submitted.job:
         open_scheduler(from_resolved(task.job.site)).cancel(submitted.job)
+    if (order := TaskOrder.read(task.order)) is not None:
+        tunnels.close_entrance(order)

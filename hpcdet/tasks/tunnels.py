@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import getpass
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -41,6 +42,12 @@ def entrance() -> str:
     """Make the folder on the login node in which the socket of a tunnel will lie; mode 0700."""
     folder = Path(tempfile.mkdtemp(prefix="hpcdet-", dir=private_folders.temporary()))
     return str(folder)
+
+
+def close_entrance(order: TaskOrder) -> None:
+    """Remove the folder on the login node, if this is that one."""
+    if order.entrance and order.host == this_host():
+        shutil.rmtree(order.entrance, ignore_errors=True)
 
 
 def at_entrance(order: TaskOrder) -> Path:

@@ -72,6 +72,27 @@ def test_a_folder_of_tasks_that_others_may_write_is_refused(visible: Cli) -> Non
     visible("run", "logs", id)
 
 
+def test_a_root_in_which_others_may_rename_is_refused(visible: Cli) -> None:
+    id = visible("run", "-o", "id", "--", "true").out.strip()
+    until(task_folder.task(id, visible.root).ended.exists)
+    os.chown(visible.root, 0, 100)
+    visible.root.chmod(0o2770)
+    for words in (["ls"], ["logs", id], ["--", "true"]):
+        said = visible("run", *words, code=5).err
+        assert "may rename what lies in" in said and "chmod +t" in said
+    visible.root.chmod(0o3770)
+    visible("run", "logs", id)
+
+
+def test_a_folder_of_tasks_that_another_user_made_is_left_to_him(visible: Cli) -> None:
+    folder = visible.root / "tasks"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, NOBODY, NOBODY)
+    said = visible("run", "--", "true", code=5).err
+    assert "belongs to another user" in said and "-C DIR" in said
+    assert not list(folder.iterdir())
+
+
 def test_a_job_runs_no_task_that_others_may_write(visible: Cli) -> None:
     id = visible("run", "-o", "id", "--", "true").out.strip()
     found = task_folder.task(id, visible.root)

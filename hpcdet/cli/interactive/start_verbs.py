@@ -190,11 +190,11 @@ def show(out: Output, found: TaskPaths, flags: StartFlags) -> None:
             task_verbs.until(found, _ready, lambda: None)
     item = task_views.view(found)
     out.emit([item], task_verbs.COLUMNS)
-    if not out.for_people:
-        return
     if flags.wait and item.state not in task_verbs.LIVE:
         hint = f"hpcdet {item.kind} logs {found.id}"
         raise Unsuccessful(f"it ended: {item.reason}", where=found.id, hint=hint)
+    if not out.for_people:
+        return
     follow = "url" if item.kind in tunnels.PORTS else "open" if item.kind == "shell" else "logs"
     settings().note(f"next: hpcdet {item.kind} {follow} {found.id}")
 
