@@ -112,13 +112,20 @@ def detect(host: Host | None = None) -> tuple[SiteFile, str]:
     host = host or Host()
     files = names()
     for file in files:
-        merged, _ = _merge(_chain(file))
-        for rule in merged.get("detect") or []:
+        for rule in _rules(file):
             reason = recognise(_rule(rule, file), host)
             if reason:
                 return file, reason
     local = next(file for file in reversed(files) if file.name == "local")
     return local, ""
+
+
+def _rules(file: SiteFile) -> list[Any]:
+    """Return the rules under ``detect`` that a file has or takes from others of its name."""
+    own = _read(file).values
+    if "detect" not in own and "extends" in own:
+        own = _merge(_chain(file))[0]
+    return own.get("detect") or []
 
 
 def _rule(rule: Any, file: SiteFile) -> Detection:
@@ -219,11 +226,7 @@ def _chain(file: SiteFile) -> list[Document]:
     while True:
         if file.path in seen:
             raise ConfigError("a site file extends itself", where=str(file.path))
-        if file.scope != "shipped":
-            trust.refuse_writable_by_others(file.path, "site file")
-        layer = yaml12.read(file.path)
-        if not layer.values:
-            raise ConfigError("the site file is empty", where=layer.source)
+        layer = _read(file)
         layers.insert(0, layer)
         seen.append(file.path)
         parent = layer.values.get("extends")
@@ -232,6 +235,15 @@ def _chain(file: SiteFile) -> list[Document]:
         # a file may extend the next one of its own name: a user's changes to a shipped site
         behind = file.path if parent == file.name else None
         file = _find(str(parent), behind=behind, folder=file.path.parent)
+
+
+def _read(file: SiteFile) -> Document:
+    if file.scope != "shipped":
+        trust.refuse_writable_by_others(file.path, "site file")
+    layer = yaml12.read(file.path)
+    if not layer.values:
+        raise ConfigError("the site file is empty", where=layer.source)
+    return layer
 
 
 def _merge(layers: list[Document]) -> tuple[dict[str, Any], dict[KeyPath, Document]]:
