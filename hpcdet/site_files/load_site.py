@@ -171,6 +171,8 @@ def _known(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, value in values.items():
         if name not in fields:
+            if model.model_config.get("extra") == "allow":  # a key of a backend
+                kept[name] = value
             continue
         inner = _inner(fields[name].annotation)
         if inner is None or value is None:

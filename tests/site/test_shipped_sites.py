@@ -150,6 +150,7 @@ def test_a_typo_has_its_line_and_the_nearest_key(tmp_path: Path, text: str, said
 def test_a_resolved_site_reads_back_equal_with_every_new_key(tmp_path: Path) -> None:
     text = (
         "extends: generic-slurm\n"
+        "detect: [{scontrol: ClusterName, match: '^x$'}, {command: sbatch}]\n"
         "capabilities: {rerun: server, arrays: true, history: false, query_from_compute: true}\n"
         "limits: {submit_per_min: 6, max_running: 4, max_running_project: 10, name_max: 15}\n"
         "paths: {images: /apps/images}\n"
