@@ -45,6 +45,7 @@ def test_a_copied_template_is_in_force(
     copy = Path(cli("templates", "copy", name, "--site", "local").out.strip())
     copy.write_text(copy.read_text() + "# mine\n")
     rows = cli("templates", "ls", "--site", "local", "-o", "json").items
+    assert {row["id"].partition("/")[0] for row in rows} <= {"local", "pbs", "slurm"}
     assert [(r["path"] == str(copy), r["in_force"]) for r in rows if r["id"] == name] == [
         (True, True),
         (False, False),

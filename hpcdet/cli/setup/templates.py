@@ -18,6 +18,8 @@ from hpcdet.site import Site
 from hpcdet.site_files.load_site import folders
 
 SUFFIX = ".j2"
+_OTHERS = ("report", "site")
+"""Folders of templates that are no job scripts."""
 
 
 @click.group("templates", short_help="Show, copy and render job script templates.")
@@ -48,7 +50,7 @@ def _all(site: Site) -> Iterator[dict[str, Any]]:
     for folder in search_path(site):
         for path in sorted(folder.glob(f"*/*{SUFFIX}")):
             name = str(path.relative_to(folder))
-            if path.parent.name != "report":
+            if path.parent.name not in _OTHERS:
                 yield {"id": name, "in_force": name not in seen, "path": str(path)}
             seen.add(name)
 
