@@ -19,8 +19,7 @@ from hpcdet.site_files.detection import Host
 from hpcdet.site_files.schema import schema
 from hpcdet.store.fs import yaml12
 
-ALL = sorted(shipped.folder("site_configs").glob("*.yaml"))
-FILES = [path for path in ALL if path.stem != "generic-pbs"]  # whose backend is not there yet
+FILES = sorted(shipped.folder("site_configs").glob("*.yaml"))
 NAMES = [path.stem for path in FILES]
 GENERAL = {"local", "generic-slurm", "generic-pbs", "generic-torque"}
 SYSTEMS = [path for path in FILES if path.stem not in GENERAL]
@@ -37,6 +36,9 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_there_are_public_systems_and_a_cloud() -> None:
     assert len(SYSTEMS) >= 6 and {"aws-parallelcluster"} <= set(NAMES)
+    assert {"polaris", "derecho"} <= {
+        path.stem for path in SYSTEMS if load_site.load(path.stem).scheduler == "pbs"
+    }
 
 
 @pytest.mark.parametrize("path", SYSTEMS, ids=lambda path: str(path.stem))
@@ -74,6 +76,8 @@ def test_detection_takes_the_system_before_the_generic_file(tmp_path: Path) -> N
     assert found(NERSC_HOST="perlmutter") == "perlmutter"
     assert found("login07.frontier.olcf.ornl.gov") == "frontier"
     assert found("login1.vista.tacc.utexas.edu") == "vista"
+    assert found("polaris-login-02.hsn.cm.polaris.alcf.anl.gov") == "polaris"
+    assert found(NCAR_HOST="derecho") == "derecho"
     (path / "scontrol").write_text("#!/bin/sh\necho 'ClusterName = parallelcluster-x'\n")
     (path / "scontrol").chmod(0o755)
     assert found() == "aws-parallelcluster"

@@ -13,14 +13,14 @@ class QueueSurvey:
     Attributes:
         default: jobs that name none go there.
         nodes: that it has, those that are down or powered off counted.
-        max_nodes, max_walltime_s: None: no limit.
+        max_nodes, min_walltime_s, max_walltime_s: None: no limit.
         whole_nodes: jobs get their nodes alone.
         preemptible: jobs of others may end its jobs.
         suspends: jobs are stopped in memory while others run, which hpcdet does not support.
         cpus_per_node, memory_mib: of the smallest node.
         slots_per_node: accelerators of each node; 0 if none, or if not every node has them.
         accelerator: their type, as the scheduler calls it.
-        directives: options that ask for the accelerators.
+        directives, chunk: options, and resources of a chunk, that ask for the accelerators.
     """
 
     name: str
@@ -28,6 +28,7 @@ class QueueSurvey:
     nodes: int = 0
     min_nodes: int = 1
     max_nodes: int | None = None
+    min_walltime_s: int | None = None
     max_walltime_s: int | None = None
     whole_nodes: bool = False
     preemptible: bool = False
@@ -37,6 +38,7 @@ class QueueSurvey:
     slots_per_node: int = 0
     accelerator: str = ""
     directives: dict[str, str] = field(default_factory=dict)
+    chunk: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,10 @@ asked = (
     "limits.max_submit",
     "limits.kill_wait_s",
 )
+reads = frozenset({
+    "capabilities.rerun", "capabilities.arrays", "capabilities.history",
+    "chunk", "place", "partitions.*.chunk",
+})  # fmt: skip
 generic = "generic-pbs"
 launcher = "mpirun"
 

@@ -7,11 +7,13 @@ import re
 
 from hpcdet.schedulers.common.survey import ClusterSurvey, QueueSurvey
 from hpcdet.schedulers.pbs import pbs_commands, pbs_query
-from hpcdet.schedulers.pbs.answers import pbs_queues
+from hpcdet.schedulers.pbs.answers import pbs_queues, pbs_text
 from hpcdet.schedulers.pbs.answers.pbs_queues import Attributes
 
 _MIB = {"": 2**20, "k": 2**10, "m": 1, "g": 2**-10, "t": 2**-20}
 """How many of a unit are a MiB."""
+_PER_USER = re.compile(r"\[u:PBS_GENERIC=(\d+)\]")
+_NO_HISTORY = "the server keeps no history of jobs: set server job_history_enable = True"
 
 
 def survey() -> ClusterSurvey:
@@ -32,11 +34,14 @@ def surveyed(known: Attributes, nodes: str) -> ClusterSurvey:
             name=queue.name,
             default=queue.default,
             nodes=queue.nodes,
+            min_nodes=_whole(known[queue.name].get("resources_min.nodect")) or 1,
             max_nodes=queue.max_nodes,
+            min_walltime_s=_seconds(known[queue.name].get("resources_min.walltime", "")),
             max_walltime_s=queue.max_walltime_s,
             cpus_per_node=cpus or None,
             memory_mib=memory or None,
             slots_per_node=gpus,
+            chunk={"ngpus": "{{ slots_per_node }}"} if gpus else {},
         )
         for queue in pbs_queues.partitions(known, len(shapes))
         if queue.up
@@ -47,17 +52,9 @@ def surveyed(known: Attributes, nodes: str) -> ClusterSurvey:
         parent="generic-pbs",
         detect={"pbs_conf": "PBS_SERVER", "match": f"^{re.escape(name)}(\\.|$)"},
         queues=queues,
-        remarks=tuple(_remarks(server.get("job_history_enable") == "True", gpus)),
+        max_running=int(most[1]) if (most := _PER_USER.search(server.get("max_run", ""))) else None,
+        remarks=() if server.get("job_history_enable") == "True" else (_NO_HISTORY,),
     )
-
-
-def _remarks(history: bool, gpus: int) -> list[str]:
-    found = []
-    if not history:
-        found.append("the server keeps no history of jobs: set server job_history_enable = True")
-    if gpus:
-        found.append("accelerators are asked for by chunk: {ngpus: '{{ slots_per_node }}'}")
-    return found
 
 
 def _shapes(text: str) -> list[tuple[int, int, int]]:
@@ -70,6 +67,11 @@ def _shapes(text: str) -> list[tuple[int, int, int]]:
     return [
         (_whole(one.get("ncpus")), _mebi(one.get("mem")), _whole(one.get("ngpus"))) for one in has
     ]
+
+
+def _seconds(text: str) -> int | None:
+    found = pbs_text.seconds(text)
+    return int(found) if found else None
 
 
 def _whole(value: object) -> int:

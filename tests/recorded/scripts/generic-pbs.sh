@@ -35,11 +35,10 @@ export USER="${USER:-$(id -un)}" LOGNAME="${LOGNAME:-$(id -un)}"
 export PATH=/usr/bin
 module load cuda
 
-index=${PBS_ARRAY_INDEX:-0}
-
 # A task that is started again after the end has nothing to do.
 [ -e /scratch/digits-7f3a/closed.json ] && exit 0
 
+index=${PBS_ARRAY_INDEX:-0}
 py -Pm hpcdet.worker /scratch/digits-7f3a --submission 1 --digest '' --index "$index" </dev/null &
 worker=$!
 wait "$worker"

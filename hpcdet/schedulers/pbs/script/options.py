@@ -93,7 +93,7 @@ def _ours(request: ScriptRequest) -> dict[str, Value]:
     small = bool(request.watches)
     walltime = request.walltime_s
     if small:
-        walltime = min(SENTINEL_S, request.view.max_walltime_s or SENTINEL_S)
+        walltime = request.view.nearest_s(SENTINEL_S, request.view.bounds.min_nodes or 1)
     width = 1 if small else request.tasks
     return {
         "name": request.name,
@@ -128,7 +128,7 @@ def _select(request: ScriptRequest, *, small: bool) -> str:
         chunk |= request.view.chunk
     for name in request.view.skip:
         chunk.pop(name, None)
-    nodes = 1 if small else request.nodes
+    nodes = (request.view.bounds.min_nodes or 1) if small else request.nodes
     return ":".join([str(nodes), *_chunk(chunk)])
 
 
