@@ -19,10 +19,10 @@ from hpcdet.site_files.detection import Host
 from hpcdet.site_files.schema import schema
 from hpcdet.store.fs import yaml12
 
-FILES = sorted(shipped.folder("site_configs").glob("*.yaml"))
-NAMES = [path.stem for path in FILES]
+ALL = sorted(shipped.folder("site_configs").glob("*.yaml"))
+NAMES = [path.stem for path in ALL]
 GENERAL = {"local", "generic-slurm", "generic-pbs", "generic-torque"}
-SYSTEMS = [path for path in FILES if path.stem not in GENERAL]
+SYSTEMS = [path for path in ALL if path.stem not in GENERAL]
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def test_the_schema_is_one() -> None:
     Draft202012Validator.check_schema(schema())
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.stem))
+@pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.stem))
 def test_the_schema_accepts_what_is_shipped(path: Path) -> None:
     assert judged(yaml12.read(path).values) == []
 

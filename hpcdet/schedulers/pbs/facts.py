@@ -40,9 +40,10 @@ asked = (
     "limits.kill_wait_s",
 )
 reads = frozenset({
-    "capabilities.rerun", "capabilities.arrays", "capabilities.history",
-    "chunk", "place", "partitions.*.chunk",
+    "capabilities.rerun", "capabilities.arrays", "capabilities.history", "chunk", "place",
+    "partitions.*.chunk",
 })  # fmt: skip
+"""See ``survey.ReadsKeys``."""
 generic = "generic-pbs"
 launcher = "mpirun"
 
