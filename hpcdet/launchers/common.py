@@ -89,6 +89,7 @@ class RankLauncher(Protocol):
         command: its program; "": there is none.
         starters: programs that start processes as it does.
         divides: it gives each of several steps side by side its accelerators.
+        contains: sites may have given it options that start ranks in containers.
         alone: its arguments for one process.
     """
 
@@ -100,6 +101,9 @@ class RankLauncher(Protocol):
 
     @property
     def divides(self) -> bool: ...
+
+    @property
+    def contains(self) -> bool: ...
 
     @property
     def alone(self) -> tuple[str, ...]: ...

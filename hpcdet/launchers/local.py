@@ -12,6 +12,7 @@ class NoLauncher:
 
     command = ""
     starters: frozenset[str] = frozenset()
+    contains = False
     divides = False
     alone: tuple[str, ...] = ()
 

@@ -21,6 +21,7 @@ class Mpiexec:
 
     command = "mpiexec"
     starters = frozenset({"mpiexec", "mpirun.hydra", "mpiexec.hydra", "aprun", "ibrun"})
+    contains = False
     divides = False
     alone = ("-n", "1")
 

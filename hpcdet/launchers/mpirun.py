@@ -24,6 +24,7 @@ class Mpirun:
 
     command = "mpirun"
     starters = frozenset({"mpirun", "orterun", "prun"})
+    contains = False
     divides = False
     alone = ("-np", "1")
 

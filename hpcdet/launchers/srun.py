@@ -20,6 +20,7 @@ class Srun:
 
     command = "srun"
     starters = frozenset({"srun"})
+    contains = True
     divides = True
     alone = (_NO_MPI, "--ntasks=1", "--input=none")
 

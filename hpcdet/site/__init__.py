@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hpcdet.site.models import Launcher, Partition, PartitionView, Site
+from hpcdet.site.models import Container, Launcher, Partition, PartitionView, Site
 
-__all__ = ["Launcher", "Partition", "PartitionView", "Site"]
+__all__ = ["Container", "Launcher", "Partition", "PartitionView", "Site"]

@@ -183,6 +183,11 @@ class Container(Model):
     option: str | None = Field(
         default=None, description="kind option: the scheduler's option that takes the image"
     )
+    accelerator: Literal["cpu", "cuda", "rocm"] | None = Field(
+        default=None,
+        description="which image of `environment.image` is taken, and whose devices a container "
+        "sees; null: of what the worker's node has",
+    )
 
     @model_validator(mode="after")
     def _option(self) -> Container:
