@@ -16,17 +16,25 @@ import contextlib  # noqa: E402
 import functools  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 
+from hpcdet import __version__  # noqa: E402
 from hpcdet.errors import HpcdetError  # noqa: E402
 from hpcdet.process import determined_imports, launcher_watch  # noqa: E402
+from hpcdet.process.console import say  # noqa: E402
 from hpcdet.process.entrypoint import parse  # noqa: E402
 from hpcdet.process.location import AttemptLocation  # noqa: E402
-from hpcdet.process.ranks import Ranks  # noqa: E402
+from hpcdet.process.ranks import PEER_LOST, Ranks  # noqa: E402
 from hpcdet.store.config import resolved_config  # noqa: E402
 from hpcdet.store.folder import held_folder, scratch  # noqa: E402
 from hpcdet.store.fs import files  # noqa: E402
+from hpcdet.store.trials import staged_data  # noqa: E402
 from hpcdet.train.attempt import node_proof, script_process  # noqa: E402
+
+_OTHER_VERSION = """\
+hint: pip install hpcdet=={2} in the image, or none: then that of the host is bound into it
+error: the image has hpcdet {0} ({1}), and the job {2}"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,9 +45,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("attempt", type=int, nargs="?", default=1)
     parser.add_argument("--test", action="store_true", help="one batch, in a copy that is removed")
     parser.add_argument("--identity", default="", help="of the attempt, by its worker's record")
+    parser.add_argument("--hpcdet", default="", help="version that an image has to have")
     given = parser.parse_args(argv)
     sys.dont_write_bytecode = True  # the code snapshot stays as it is
     os.umask(0o077)  # launchers that start ranks on other nodes forget that of the script
+    if given.hpcdet not in ("", __version__):
+        print(_OTHER_VERSION.format(__version__, __file__, given.hpcdet), file=sys.stderr)
+        return 1
     if given.test:
         from hpcdet.rehearsal import rehearse
 
@@ -82,6 +94,7 @@ def run(place: AttemptLocation, *, hurried: bool = False) -> int:
         assert place.experiment is not None
         asked = resolved_config.load(place.experiment.config)
         node_proof.require(place.experiment, asked)  # before anything of the user's is imported
+        _provide_data(place, asked.staged)
         determined_imports.offer(asked.compat.determined)
         entrypoint = parse(asked.entrypoint)
         if hurried and entrypoint.kind != "class":
@@ -93,6 +106,8 @@ def run(place: AttemptLocation, *, hurried: bool = False) -> int:
 
         with conclude():
             run_entrypoint(entrypoint, place.experiment.code)
+    except staged_data.LeftEarly:
+        return PEER_LOST  # it was told to leave before there was anything to save
     except SystemExit as end:
         if end.code:
             return _failed(place, end)
@@ -101,6 +116,25 @@ def run(place: AttemptLocation, *, hurried: bool = False) -> int:
     from hpcdet.train.attempt.verdicts import unsaid_end
 
     return unsaid_end(place)
+
+
+def _provide_data(place: AttemptLocation, sources: Sequence[str]) -> None:
+    """Let code find the data of ``data.stage`` by ``$HPCDET_DATA``, on the node's disk if it can.
+
+    Raises as ``staged_data.staged``.
+    """
+    if not sources:
+        return
+    disk = os.environ.get(staged_data.PLACE)
+    if disk is None:  # a rehearsal, or a rank without a worker
+        folder = staged_data.linked(sources, place.attempt.root / "data")
+    else:
+        job = os.environ.get(staged_data.JOB, "")
+        folder, digest, why = staged_data.staged(sources, disk, job, signals.heard)
+        os.environ[staged_data.DIGEST] = digest
+        if why:
+            say(f"data.stage: {why}; {folder} leads to the originals")
+    os.environ[staged_data.FOLDER] = str(folder)
 
 
 def _failed(place: AttemptLocation, error: BaseException) -> int:

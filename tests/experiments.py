@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,7 @@ class Plain:
     values: Mapping[str, Any]
     secrets: Mapping[str, Any]
     policy: PolicyText | None = None
+    images: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def resolved(self) -> dict[str, Any]:
         return dict(self.values)

@@ -33,6 +33,7 @@ from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files, journal
+from hpcdet.store.trials import staged_data
 from hpcdet.worker import again, avoided_host
 from hpcdet.worker.allocation import time_left
 from hpcdet.worker.allocation.fitting import Fitting
@@ -246,7 +247,10 @@ class Worker:
             same = insist(lambda: identity(opened, claimed), left_s)
         except OSError as error:
             return Lane(lane, attempt, None, oom_kills, f"{attempt.claim}: {error}")
-        plan = launch(self.experiment, self.site, self.paths, attempt, own, lane, same)
+        try:
+            plan = launch(self.experiment, self.site, self.paths, attempt, own, lane, same)
+        except HpcdetError as error:
+            return Lane(lane, attempt, None, oom_kills, f"{error.where}: {error.what}")
         step = self._start(plan, attempt)
         if isinstance(step, str):
             return Lane(lane, attempt, None, oom_kills, step)
@@ -322,7 +326,9 @@ class Worker:
         stands = close_attempt.spoke(lane) or inside.stands(self.allocation)
         reclaims = self.site.view(self.experiment.resources.resource_pool).bounds.preemptible
         then = Circumstances(noticed, time_up, oom, stands, inside.says, reclaims)
-        drain_staging.drain(self.paths, self.experiment, attempt, self.leaving.left_to_drain)
+        drain_staging.drain(
+            self.paths, self.experiment, self.site, attempt, self.leaving.left_to_drain
+        )
         nodes, by = self.allocation.nodes, self.me.name
         policies = self.experiment.log_policies or ()
         return insist(
@@ -384,6 +390,8 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
         finally:
             crank.close()
             notices.close()
+            if experiment.staged and site.paths.local:
+                staged_data.remove(site.paths.local)  # of this node; others are swept by the next
 
 
 def _appeared(paths: ExperimentPaths, digest: str, notices: Notices) -> Held | None:

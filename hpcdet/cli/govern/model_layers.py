@@ -20,6 +20,7 @@ from hpcdet.config.policy.policy_file import read_policy
 from hpcdet.jobs import one_shot_job
 from hpcdet.jobs.script import launch
 from hpcdet.policy.codes import PolicyRefused
+from hpcdet.store.folder.layout import ExperimentPaths
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,12 @@ def of(config_file: Path, policy: Path) -> ModelLayers:
     wanted = dataclasses.replace(
         wanted, loaded=dataclasses.replace(wanted.loaded, policy=read_policy(str(policy)))
     )
+    wanted = wanted.with_images()
     with _folder(wanted) as folder, busy("making the model"):
         paths = preflight.experiment(wanted, folder / "experiments")
-        answer = folder / "layers.json"
-        code, said = _run(
-            wanted, folder, ["-Pm", "hpcdet.model_layers", str(paths.root), str(answer)]
-        )
+        answer = paths.root / "layers.json"
+        command = ["-Pm", "hpcdet.model_layers", str(paths.root), str(answer)]
+        code, said = _run(wanted, folder, paths, command)
         if code != 0 or not answer.exists():
             preflight.judge(wanted, code or 1, said)
         found = json.loads(answer.read_text())
@@ -75,10 +76,13 @@ def _folder(wanted: SubmitRequest) -> Iterator[Path]:
             yield Path(folder)
 
 
-def _run(wanted: SubmitRequest, folder: Path, command: list[str]) -> tuple[int, str]:
+def _run(
+    wanted: SubmitRequest, folder: Path, paths: ExperimentPaths, command: list[str]
+) -> tuple[int, str]:
     """Run Python where the policy lets the code run; return exit code and output."""
     if wanted.required is not None:
-        answer, said = preflight.on_a_node(wanted, folder, command)
+        answer, said = preflight.on_a_node(wanted, folder, paths, command)
         return answer.code, said
     variables = launch.with_variables(os.environ, wanted.resolved.environment)
-    return preflight.ended([sys.executable, *command], variables, None)
+    argv = preflight.python(wanted, paths, command, sys.executable)
+    return preflight.ended(argv, variables, None)

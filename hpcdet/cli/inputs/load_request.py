@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcdet.cli.frame.progress import busy
 from hpcdet.cli.frame.settings import settings
 from hpcdet.config import api as config
 from hpcdet.config.load import load_config
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_checks
 from hpcdet.jobs.create import begin_from as origin
-from hpcdet.jobs.create import past_results, snapshot
+from hpcdet.jobs.create import images, past_results, snapshot
 from hpcdet.jobs.script import lanes, requirements
 from hpcdet.jobs.script.environment import fold_defaults
 from hpcdet.schedulers import opening
@@ -155,6 +156,15 @@ class SubmitRequest:
             self.resolved, self.site, self.root, submits=submits, required=self.required
         )
         return [*self.loaded.warnings, *found]
+
+    def with_images(self) -> SubmitRequest:
+        """Return the request with its images found or fetched. Raises as ``images.resolved``."""
+        if self.loaded.images or self.resolved.environment.image is None:
+            return self
+        with busy("looking at the image"):
+            image, records = images.resolved(self.resolved, self.site, self.loaded.registry)
+        loaded = self.loaded.with_value(images.IMAGE, image, self.loaded.origins[images.IMAGE])
+        return replace(self, loaded=replace(loaded, images=records))
 
     def scan(self) -> list[snapshot.SnapshotEntry]:
         """Return the code that an experiment would get. Raises ConfigError as ``snapshot.scan``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,14 +13,17 @@ from pathlib import Path
 
 import click
 
+from hpcdet import __version__
 from hpcdet.cli.frame.progress import busy
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
 from hpcdet.cli.inputs.load_request import SubmitRequest, config_argument, request, setting_options
+from hpcdet.containers import opening
 from hpcdet.errors import ConfigError, StillPending
 from hpcdet.jobs import one_shot_job
 from hpcdet.jobs.create import create
-from hpcdet.jobs.script import launch
+from hpcdet.jobs.create.images import IMAGE
+from hpcdet.jobs.script import contained, interpreters, launch
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.schedulers.common import processes
 from hpcdet.search import registry
@@ -94,15 +98,48 @@ def rehearse(wanted: SubmitRequest, timeout: float | None = None, node: bool | N
             where="--local",
             hint="leave --local out: the test is a short job there",
         )
+    wanted = wanted.with_images()
     if node or wanted.required is not None:
         _rehearse_on_a_node(wanted, timeout or _NODE_S)
+    elif node is None and (missing := _runtime_not_here(wanted)):
+        settings().warn(f"the code was not tried: {missing}; hpcdet test --node does it in a job")
     else:
         _rehearse_here(wanted, timeout)
 
 
+def _runtime_not_here(wanted: SubmitRequest) -> str:
+    """Return why ranks' containers cannot run on this host; "" if they can, or there are none."""
+    image = contained.image(wanted.resolved, wanted.site)
+    if image is None:
+        return ""
+    runtime = opening.runtime(image.container)
+    if runtime.by_launcher:
+        return "its image is the launcher's to start"
+    return "" if shutil.which(runtime.command) else f"{runtime.command} is not on this host"
+
+
+def python(
+    wanted: SubmitRequest, paths: ExperimentPaths, arguments: Sequence[str], host: str
+) -> list[str]:
+    """Return the command that runs Python as in a rank: in the image, or else by ``host``.
+
+    Args:
+        paths: the experiment that it may see.
+    """
+    image = contained.image(wanted.resolved, wanted.site)
+    if image is None:
+        return [host, *arguments]
+    if opening.runtime(image.container).by_launcher:
+        hint = "submit --no-test: the first worker tries it"
+        raise ConfigError("its image is the launcher's to start", where=IMAGE, hint=hint)
+    made = contained.command(image, wanted.resolved, wanted.site, paths, arguments, os.environ)
+    return list(made.command)
+
+
 def _rehearse_here(wanted: SubmitRequest, timeout: float | None) -> None:
     with tempfile.TemporaryDirectory(prefix="hpcdet-test-") as folder:
-        argv = [sys.executable, *_rehearsal(wanted, Path(folder))]
+        paths = experiment(wanted, Path(folder))
+        argv = python(wanted, paths, _rehearsal(paths), sys.executable)
         variables = launch.with_variables(os.environ, wanted.resolved.environment)
         with busy("testing the code on one batch"):
             try:
@@ -138,18 +175,24 @@ def ended(
 def _rehearse_on_a_node(wanted: SubmitRequest, timeout: float) -> None:
     """Rehearse in a job of one rank. Raises as ``rehearse``, and as ``one_shot_job.run``."""
     with one_shot_job.folder(wanted.root) as place, busy("testing the code on a node"):
-        answer, said = on_a_node(wanted, place, _rehearsal(wanted, place / "experiments"), timeout)
+        paths = experiment(wanted, place / "experiments")
+        answer, said = on_a_node(wanted, place, paths, _rehearsal(paths), timeout)
     settings().note(f"the test ran on {answer.host}")
     judge(wanted, answer.code, said)
 
 
 def on_a_node(
-    wanted: SubmitRequest, place: Path, command: Sequence[str], timeout: float = _NODE_S
+    wanted: SubmitRequest,
+    place: Path,
+    paths: ExperimentPaths,
+    command: Sequence[str],
+    timeout: float = _NODE_S,
 ) -> tuple[one_shot_job.CommandResult, str]:
     """Run Python in a job of one rank, where a policy wants it; return the answer and output.
 
     Args:
         place: a ``one_shot_job.folder``.
+        paths: the experiment that it may see.
         command: arguments of Python.
         timeout: seconds for all of it, the queue included.
 
@@ -163,14 +206,12 @@ def on_a_node(
     )
     lane = dataclasses.replace(resolved.worker, lanes=1)
     alone = dataclasses.replace(resolved, resources=one, worker=lane)
-    python = resolved.environment.python or wanted.site.python or sys.executable
-    argv = [python, *command]
+    argv = python(wanted, paths, command, interpreters.of_jobs(resolved, wanted.site))
     return one_shot_job.run(place, wanted.site, alone, argv, timeout, wanted.policy)
 
 
-def _rehearsal(wanted: SubmitRequest, folder: Path) -> list[str]:
-    """Create the experiment of a rehearsal and return the arguments for Python."""
-    return ["-Pm", "hpcdet.attempt", "--test", str(experiment(wanted, folder).root)]
+def _rehearsal(paths: ExperimentPaths) -> list[str]:
+    return ["-Pm", "hpcdet.attempt", "--test", "--hpcdet", __version__, str(paths.root)]
 
 
 def experiment(wanted: SubmitRequest, folder: Path) -> ExperimentPaths:

@@ -171,6 +171,7 @@ def submit_command(
         preview.show(out, wanted, warnings, waiting, ask=not asked.offline)
         return
     out.expect()
+    wanted = wanted.with_images()
     if asked.test:
         rehearse(wanted)
     paths = create.create(

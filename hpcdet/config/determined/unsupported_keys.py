@@ -49,7 +49,7 @@ def _moves(mounts: Any) -> bool:
     )
 
 
-_NO_CONTAINER = "there is no container here"
+_OF_SITE = "what a container may do is the site's to say"
 _NO_HOROVOD = "it tunes Horovod, which is not used here"
 _ELSEWHERE = "checkpoints outside the experiment's folder are not in this version"
 _OWN_SCHEDULER = "the cluster's scheduler decides this"
@@ -74,12 +74,12 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
     "bind_mounts": (
         Foreign(
             "refused",
-            "there is no container here: the code sees the host's paths",
+            "without environment.image there is no container: the code sees the host's paths",
             _moves,
             lambda _: "use host_path in the code; --ignore bind_mounts if it does already",
             ignorable=True,
         ),
-        Foreign("harmless", "there is no container here, and these paths are the host's"),
+        Foreign("harmless", "there is no container, and these paths are the host's"),
     ),
     "data_layer": (Foreign("harmless", "Determined has not used it since 0.18"),),
     "integrations": (Foreign("harmless", "there is no server to notify; see notify"),),
@@ -90,30 +90,17 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
     "tensorboard_storage": (Foreign("harmless", "no TensorBoard files are written"),),
     "batches_per_step": (Foreign("refused", "it was renamed: write scheduling_unit"),),
     # containers and their neighbourhood
-    "environment.image": (
-        Foreign(
-            "later",
-            "containers are not in this version",
-            lambda value: value is not None,
-            lambda _: "install what the image holds where environment.python points; with "
-            "--ignore environment.image this is a warning",
-            ignorable=True,
-        ),
-        Foreign("harmless", _NO_CONTAINER),
-    ),
-    "environment.add_capabilities": (Foreign("harmless", _NO_CONTAINER),),
-    "environment.drop_capabilities": (Foreign("harmless", _NO_CONTAINER),),
-    "environment.force_pull_image": (Foreign("harmless", _NO_CONTAINER),),
+    "environment.add_capabilities": (Foreign("harmless", _OF_SITE),),
+    "environment.drop_capabilities": (Foreign("harmless", _OF_SITE),),
     "environment.pod_spec": (Foreign("harmless", "there is no Kubernetes here"),),
     "environment.podSpec": (Foreign("harmless", "there is no Kubernetes here"),),
     "environment.ports": (Foreign("harmless", "nothing listens to the outside"),),
     "environment.proxy_ports": (Foreign("harmless", "nothing listens to the outside"),),
-    "environment.registry_auth": (Foreign("harmless", _NO_CONTAINER),),
     # resources
     "resources.agent_label": (Foreign("harmless", "it has no effect in Determined either"),),
-    "resources.devices": (Foreign("harmless", _NO_CONTAINER),),
+    "resources.devices": (Foreign("harmless", _OF_SITE),),
     "resources.native_parallel": (Foreign("harmless", "it has no effect in Determined either"),),
-    "resources.shm_size": (Foreign("harmless", _NO_CONTAINER),),
+    "resources.shm_size": (Foreign("harmless", _OF_SITE),),
     "resources.slots": (Foreign("harmless", "the key is for tasks other than experiments"),),
     "resources.weight": (Foreign("harmless", _OWN_SCHEDULER),),
     # optimizations
@@ -216,7 +203,10 @@ def verdict(key: str, value: Any) -> Foreign | None:
     return next((entry for entry in KEYS.get(key, ()) if entry.when(value)), None)
 
 
-IGNORABLE = tuple(key for key, entries in KEYS.items() if any(e.ignorable for e in entries))
+IGNORABLE = (
+    "environment.image",
+    *(key for key, entries in KEYS.items() if any(e.ignorable for e in entries)),
+)
 """Keys that ``--ignore`` can take."""
 
 WITHOUT_EFFECT = {

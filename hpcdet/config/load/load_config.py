@@ -15,7 +15,9 @@ from hpcdet.config.check.problems import Problem
 from hpcdet.config.check.section_models import DERIVED, SEED, completed
 from hpcdet.config.determined import foreign_shapes, unsupported_keys
 from hpcdet.config.load import governance_keys as governance
+from hpcdet.config.load import image_settings
 from hpcdet.config.load import secret_references as secrets
+from hpcdet.config.load.image_settings import RegistryUser
 from hpcdet.config.load.layers import Layered
 from hpcdet.store.config import overrides
 from hpcdet.store.config.resolved_config import Resolved
@@ -27,6 +29,7 @@ if TYPE_CHECKING:  # it brings numpy
 
 DEFAULT = "default"
 _FREE = ("hyperparameters", "data", "options")  # the user's own keys; null means null there
+_MOUNTS = "bind_mounts"
 NULL_SAYS = ("searcher.promotion_share",)
 """Keys of ours for which null is another value than their default."""
 
@@ -52,6 +55,8 @@ class LoadedConfig:
         warnings: for people; each names its key.
         secrets: literal ``data.secrets`` by name. Keep them out of everything else.
         policy: the one that ``governance.policy`` names; None without one.
+        registry: the user by whom images are fetched; no record has it.
+        images: by the image's name, what it is (``jobs.create.images``).
     """
 
     config: Resolved
@@ -59,6 +64,8 @@ class LoadedConfig:
     warnings: Sequence[str] = ()
     secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
     policy: PolicyText | None = None
+    registry: RegistryUser | None = field(default=None, repr=False)
+    images: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def resolved(self) -> dict[str, Any]:
         """Return ``experiment.yaml`` as plain data."""
@@ -120,7 +127,9 @@ def _check(
     values.pop("schema", None)  # a resolved config is a config
     wrong: list[Problem] = []
     doubts: list[Problem] = []
+    registry, of_image = image_settings.separate(values, ignored)
     theirs = [
+        *of_image,
         *_foreign(values, ignored),
         *foreign_shapes.rewrite(values),
         *entrypoints.rewrite(values),
@@ -160,7 +169,7 @@ def _check(
     for key in problems.all_keys():
         if problems.model_at(key) is None and not problems.locate_below(key, origins):
             origins[key] = DEFAULT
-    return LoadedConfig(config, origins, warnings, literals)
+    return LoadedConfig(config, origins, warnings, literals, registry=registry)
 
 
 def _is_absent(key: str, values: Mapping[str, Any]) -> bool:
@@ -179,6 +188,11 @@ def _without_null(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     }
 
 
+def _has_image(values: Mapping[str, Any]) -> bool:
+    section = values.get("environment")
+    return isinstance(section, Mapping) and section.get("image") is not None
+
+
 def _foreign(values: dict[str, Any], ignored: Container[str]) -> list[tuple[Problem, bool]]:
     """Remove keys that only Determined has; return a problem for each, True for an error."""
     found = []
@@ -188,6 +202,8 @@ def _foreign(values: dict[str, Any], ignored: Container[str]) -> list[tuple[Prob
         for part in above:
             place = place.get(part) if isinstance(place, dict) else None
         if not isinstance(place, dict) or name not in place:
+            continue
+        if key == _MOUNTS and key not in ignored and _has_image(values):
             continue
         entry = unsupported_keys.verdict(key, place[name])
         if entry is None:

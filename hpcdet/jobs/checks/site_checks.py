@@ -18,8 +18,9 @@ from typing import Literal
 from hpcdet import mpi_torch
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable
 from hpcdet.jobs.checks import idle_keys, queue_limits, quota
+from hpcdet.jobs.create import image_checks
 from hpcdet.jobs.create.code_drift import code_differs
-from hpcdet.jobs.script import requirements
+from hpcdet.jobs.script import interpreters, requirements
 from hpcdet.jobs.script.render import render
 from hpcdet.launchers import opening as launchers
 from hpcdet.schedulers import opening
@@ -119,6 +120,7 @@ def refuse_impossible(
     if required is not None:
         requirements.refuse_undoing(experiment, site, required)
     view = site.view(experiment.resources.resource_pool)
+    image_checks.refuse_unusable(experiment, site, view, root)
     opening.of(site).script.check(experiment.user_options(site.scheduler))
     _refuse_unknown_pool(experiment.resources.resource_pool, site)
     said: list[str] = []
@@ -360,8 +362,7 @@ def _fabric(experiment: Resolved, site: Site, view: PartitionView) -> list[str]:
     what, hint = launcher.objection_to_mpi(view.launcher.args)
     if what:
         raise ConfigError(what, where=where, hint=hint)
-    python = experiment.environment.python or site.python or sys.executable
-    if python != sys.executable:
+    if interpreters.of_ranks(experiment, site) != sys.executable:
         return []
     if why := mpi_torch.objection():
         raise ConfigError(why, where=where, hint=mpi_torch.repair())

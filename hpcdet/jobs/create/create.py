@@ -49,6 +49,10 @@ class CheckedConfig(Protocol):
     def policy(self) -> PolicyText | None:
         """The policy to train under, if there is one."""
 
+    @property
+    def images(self) -> Mapping[str, Mapping[str, str]]:
+        """By image, what it is (``images.resolved``)."""
+
     def resolved(self) -> dict[str, Any]:
         """The whole config as plain data, every default filled in."""
 
@@ -118,8 +122,12 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
         if loaded.policy is not None:
             files.write_once(paths.policy, loaded.policy.text.encode())
             files.write_once(paths.compiled_policy, loaded.policy.compiled.to_json().encode())
-        rules = _record(loaded.policy.compiled) if loaded.policy is not None else None
-        _fill(paths, resolved, literal, site, model_dir, entries, include, purged, rules)
+        more: dict[str, Any] = {}
+        if loaded.policy is not None:
+            more["policy"] = _record(loaded.policy.compiled)
+        if loaded.images:
+            more["images"] = {name: dict(one) for name, one in loaded.images.items()}
+        _fill(paths, resolved, literal, site, model_dir, entries, include, purged, more)
     except OSError as error:
         _undo(paths, purged)
         what = f"cannot write: {error.strerror}"
@@ -286,14 +294,14 @@ def _fill(  # noqa: PLR0917 - the parts of an experiment
     entries: list[snapshot.SnapshotEntry],
     include: Sequence[Path],
     purged: Path | None,
-    policy: Mapping[str, Any] | None,
+    more: Mapping[str, Any],
 ) -> None:
     trust.refuse_writable_by_others(paths.root, "experiment")
     if purged is not None:
         trust.refuse_writable_by_others(purged / paths.id, "experiment's folder on scratch")
     code = snapshot.copy(entries, paths.code, literal)
     private = snapshot.with_secrets(entries)
-    record = provenance.collect(model_dir, code, search_path(site), include, private, policy)
+    record = provenance.collect(model_dir, code, search_path(site), include, private, more)
     for path, value in (
         (paths.provenance, record),
         (paths.site, site.plain()),

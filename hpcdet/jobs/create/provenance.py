@@ -28,7 +28,7 @@ def collect(
     templates: list[Path],
     include: Sequence[Path] = (),
     private: Sequence[str] = (),
-    policy: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The provenance of an experiment at its creation.
 
@@ -37,7 +37,7 @@ def collect(
         templates: folders where the scripts of all its jobs come from.
         include: what is in the snapshot besides the model folder.
         private: paths of the snapshot of which no difference is recorded.
-        policy: the record of its policy, if it has one.
+        more: the records of its policy and of its images, if it has any.
     """
     return {
         "schema": 1,
@@ -56,7 +56,7 @@ def collect(
         "include": [str(path.expanduser().resolve()) for path in include],
         "code": code,
         "git": git(model_dir, code, private),
-        **({"policy": policy} if policy is not None else {}),
+        **(more or {}),
     }
 
 

@@ -7,11 +7,10 @@ needs lies in a folder laid out as an experiment's.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hpcdet.jobs.script import render, submission
+from hpcdet.jobs.script import interpreters, render, submission
 from hpcdet.schedulers.common.base import Submission
 from hpcdet.site import Site
 from hpcdet.site_files import load_site
@@ -48,7 +47,7 @@ def build(
     """
     capabilities = site.capabilities.model_copy(update={"requeue": "none"})
     once = site.changed({"capabilities": capabilities}, {})
-    python = experiment.environment.python or site.python or sys.executable
+    python = interpreters.of_jobs(experiment, site)
     command = render.OtherCommand([python, "-Pm", *module])
     text = render.render(experiment, once, intent, paths, command=command, policy=policy)
     files.write_once(paths.site, load_site.dump(once))

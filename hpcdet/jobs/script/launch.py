@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 
-from hpcdet.jobs.script import environment
+import hpcdet
+from hpcdet.jobs.script import contained, environment, interpreters
 from hpcdet.jobs.script.lanes import devices
 from hpcdet.launchers import opening as launchers
 from hpcdet.launchers.common import Launch, StepRequest
@@ -16,6 +16,7 @@ from hpcdet.site.models import Site
 from hpcdet.store.config.resolved_config import Environment, Resolved
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.trials import staged_data
 
 
 def launch(
@@ -32,8 +33,11 @@ def launch(
     Args:
         lane: which of the trials side by side in this allocation it is, from 0.
         identity: what ranks must find in the folder (``store.folder.held_folder``); "": nothing.
+
+    Raises:
+        ConfigError: there is no image for this node, or it cannot be read.
     """
-    python = experiment.environment.python or site.python or sys.executable
+    python = interpreters.of_jobs(experiment, site)
     place = (str(paths.root), str(attempt.trial), str(attempt.number))
     same = ("--identity", identity) if identity else ()
     given = with_variables(environment.for_step(os.environ, site), experiment.environment)
@@ -41,18 +45,30 @@ def launch(
     if allocation.end_at is not None:
         given["HPCDET_DEADLINE"] = f"{allocation.end_at:.3f}"
     given["HPCDET_GRACE"] = f"{site.limits.kill_wait_s:g}"
+    if experiment.staged and site.paths.local:
+        given[staged_data.PLACE] = site.paths.local
+        given[staged_data.JOB] = f"{paths.id} {allocation.job} {allocation.restart}"
     view = site.view(experiment.resources.resource_pool)
     launcher = launchers.launcher(launchers.kind_of(site, view))
     inside = schedulers.of(site).inside
     gpus = inside.granted_gpus(given) if launcher.divides else 0
     if experiment.lanes > 1 and not gpus:
         given.update(devices(given, lane, experiment.lanes))
+    rank: tuple[str, ...] = ("-Pm", "hpcdet.attempt", *place, *same)
+    args = tuple(view.launcher.args)
+    if (image := contained.image(experiment, site)) is not None:
+        rank = (*rank, "--hpcdet", hpcdet.__version__)
+        given[contained.DIGEST] = contained.digest_now(image, paths)
+        inner = contained.command(image, experiment, site, paths, rank, given)
+        rank, args = inner.command, (*args, *inner.step_args)
+    else:
+        rank = (python, *rank)
     need = experiment.resources
     per_node = need.slots_per_node or need.slots_per_trial // need.nodes
     memory = need.memory_per_slot
     return launcher.step(
         StepRequest(
-            rank=(python, "-Pm", "hpcdet.attempt", *place, *same),
+            rank=rank,
             environ=given,
             nodes=need.nodes,
             ranks=need.slots_per_trial,
@@ -63,7 +79,7 @@ def launch(
             lanes=experiment.lanes,
             gpus=gpus,
             mpi=experiment.distributed.backend == "mpi",
-            args=tuple(view.launcher.args),
+            args=args,
             command=view.launcher.command or "",
             daemons=inside.daemons(python, allocation),
             python=python,

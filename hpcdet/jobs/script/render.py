@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hpcdet import shipped
 from hpcdet.errors import ConfigError
-from hpcdet.jobs.script import environment, requirements, succession
+from hpcdet.jobs.script import environment, interpreters, requirements, succession
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.request import NodeRequest, ScriptRequest, UserOptions
 from hpcdet.site import PartitionView, Site
@@ -250,7 +249,7 @@ def variables(
     asked: ScriptRequest,
 ) -> dict[str, Any]:
     """Return the values for a worker's template; ``templates/README.md`` lists them."""
-    python = experiment.environment.python or site.python or sys.executable
+    python = interpreters.of_jobs(experiment, site)
     # before the experiment exists (`submit --dry-run`) there is nothing to wait for
     digest = resolved_config.digest(paths.config) if paths.config.exists() else ""
     place = [str(paths.root), "--submission", str(intent.number)]

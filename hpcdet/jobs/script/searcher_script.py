@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
-from hpcdet.jobs.script import render, submission
+from hpcdet.jobs.script import interpreters, render, submission
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import Submission
 from hpcdet.schedulers.common.request import UserOptions
@@ -40,7 +39,7 @@ def text(paths: ExperimentPaths, intent: Intent, experiment: Resolved, site: Sit
     Raises:
         ConfigError: as ``render.render``.
     """
-    python = experiment.environment.python or site.python or sys.executable
+    python = interpreters.of_jobs(experiment, site)
     command = [python, "-Pm", "hpcdet.control.searcher_job", str(paths.root)]
     return render.render(
         _small(experiment, site),

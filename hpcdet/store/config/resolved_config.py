@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from hpcdet.errors import ConfigError, IntegrityError
+from hpcdet.store.config.image_keys import BindMount
 from hpcdet.store.config.log_policies import LogPolicy
 from hpcdet.store.config.placement import (
     Distributed,
@@ -144,10 +145,14 @@ class Environment:
     """More of them, where a trial has no accelerator; Determined's environment_variables.cpu."""
     cuda_variables: Variables = field(default_factory=dict)
     """More of them, where it has; Determined's environment_variables.cuda."""
-    image: None = None
-    """A container image: not in this version."""
+    image: str | dict[str, str] | None = None
+    """The container image of the ranks: a file or folder, a reference (docker://NAME:TAG), or a map
+    of them by cpu, cuda, rocm; null: they run on the host."""
+    force_pull_image: bool = False
+    """Fetch a reference again, though the site has it."""
     python: str | None = None
-    """The Python interpreter on the nodes; the site's, or the submitting one, if absent."""
+    """The Python interpreter on the nodes; the site's, or the submitting one, if absent. With an
+    image that of the image; python3 if absent."""
 
 
 @dataclass(frozen=True)
@@ -269,6 +274,9 @@ class Resolved:
     worker: Worker = Worker()
     budget: Budget = Budget()
     environment: Environment = field(default_factory=Environment)
+    bind_mounts: Annotated[list[BindMount] | None, Key(sparse=True)] = None
+    """With an image: folders of the host beside those of the experiment and the site, as maps of
+    host_path, container_path, read_only."""
     notify: Notify = field(default_factory=Notify)
     on_env_change: Literal["warn", "refuse"] = "warn"
     """What an attempt does when packages or interpreter are not those of the first one."""
@@ -291,6 +299,11 @@ class Resolved:
     def user_options(self, scheduler: str) -> UserOptions:
         """The user's options for a scheduler."""
         return user_options(self.slurm, self.pbs, scheduler)
+
+    @property
+    def staged(self) -> tuple[str, ...]:
+        """Files and folders of ``data.stage``, which are copied to the disk of each node."""
+        return tuple(self.data.get("stage") or ())
 
     @property
     def lanes(self) -> int:

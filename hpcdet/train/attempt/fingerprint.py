@@ -17,8 +17,12 @@ from hpcdet.errors import ConfigError
 from hpcdet.process.console import say
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
+from hpcdet.store.trials.staged_data import DIGEST as DATA_DIGEST
 
 Fingerprint = dict[str, str]
+
+IMAGE = "HPCDET_IMAGE"
+"""The digest of the image that the worker has found for this rank; not set on the host."""
 
 
 def take(experiment: ExperimentPaths | None, world: int, threads: int) -> Fingerprint:
@@ -39,6 +43,9 @@ def take(experiment: ExperimentPaths | None, world: int, threads: int) -> Finger
         parts["device"] = torch.cuda.get_device_name()
     if modules := os.environ.get("LOADEDMODULES"):  # of Lmod and Environment Modules
         parts["modules"] = modules
+    for name, variable in (("image", IMAGE), ("data", DATA_DIGEST)):
+        if found := os.environ.get(variable):
+            parts[name] = found
     if experiment is not None:
         record = files.read_json(experiment.provenance)
         known = record.get("code") if isinstance(record, dict) else None

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 
+from hpcdet.containers import opening
 from hpcdet.errors import ConfigError
+from hpcdet.jobs.script import contained
+from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -22,6 +26,7 @@ _DEAF = ["/bin/sh", "-c", 'trap "" TERM USR1 USR2; exec "$@"', "sh"]
 def drain(
     paths: ExperimentPaths,
     experiment: Resolved,
+    site: Site,
     attempt: AttemptPaths,
     left_s: Callable[[], float],
 ) -> None:
@@ -38,14 +43,25 @@ def drain(
     trial = paths.trial(attempt.trial)
     with contextlib.suppress(ConfigError, OSError):
         if staged.waiting(staged.folder(where, paths, trial.number), trial):
-            _copy(paths, attempt, left_s)
+            _copy(_command(paths, experiment, site, attempt), attempt, left_s)
     with contextlib.suppress(OSError):
         staged.tell(attempt, trial)
 
 
-def _copy(paths: ExperimentPaths, attempt: AttemptPaths, left_s: Callable[[], float]) -> None:
-    verb = [sys.executable, "-Pm", "hpcdet.checkpoint", "drain", str(paths.root)]
-    argv = [*_DEAF, *verb, str(attempt.trial), str(attempt.number)]
+def _command(
+    paths: ExperimentPaths, experiment: Resolved, site: Site, attempt: AttemptPaths
+) -> list[str]:
+    """Return the command that copies, in the image of the ranks if it can be had here."""
+    verb = ["-Pm", "hpcdet.checkpoint", "drain", str(paths.root)]
+    verb += [str(attempt.trial), str(attempt.number)]
+    image = contained.image(experiment, site)
+    if image is not None and not opening.runtime(image.container).by_launcher:
+        inside = contained.command(image, experiment, site, paths, verb, os.environ)
+        return [*_DEAF, *inside.command]
+    return [*_DEAF, sys.executable, *verb]
+
+
+def _copy(argv: list[str], attempt: AttemptPaths, left_s: Callable[[], float]) -> None:
     with contextlib.suppress(OSError), files.append_log(attempt.launcher_log) as log:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log
