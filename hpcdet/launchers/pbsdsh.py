@@ -37,6 +37,7 @@ class Pbsdsh:
 
     command = "pbsdsh"
     starters = frozenset({"pbsdsh"})
+    contains = False
     divides = False
     alone = ("-n", "0", "--")
 

@@ -36,6 +36,7 @@ from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.telemetry.tracker import Tracker
 from hpcdet.worker.attempts import drain_staging as after
 from tests import TOP, ranks
+from tests.experiments import local_site
 
 GENEROUS_S = 120.0
 
@@ -284,9 +285,11 @@ def test_the_worker_copies_what_the_ranks_had_no_time_for(
     own = keeper(trial)
     assert own.save(1, state(1), None)
     own.settle(lambda: True)
-    after.drain(paths_of(trial), resolved, LOCAL, attempt, lambda: 0.0)  # there is no time either
+    after.drain(
+        paths_of(trial), resolved, local_site(), attempt, lambda: 0.0
+    )  # there is no time either
     assert steps(trial.checkpoints) == []
-    after.drain(paths_of(trial), resolved, LOCAL, attempt, lambda: GENEROUS_S)
+    after.drain(paths_of(trial), resolved, local_site(), attempt, lambda: GENEROUS_S)
     assert steps(trial.checkpoints) == [1], attempt.launcher_log.read_text()
     lines = journal.read(attempt.journal)
     assert [line["kind"] for line in lines] == [staged.STAGED, "checkpoint"]
@@ -305,7 +308,7 @@ def test_what_was_copied_without_a_word_is_progress_and_said_afterwards(tmp_path
     assert progress.of(attempt).progressed
     for _ in range(2):
         resolved = resolved_config.load(paths_of(trial).config)
-        after.drain(paths_of(trial), resolved, LOCAL, attempt, lambda: GENEROUS_S)
+        after.drain(paths_of(trial), resolved, local_site(), attempt, lambda: GENEROUS_S)
         assert kinds(trial) == [(staged.STAGED, 3), ("checkpoint", 3)]
 
 

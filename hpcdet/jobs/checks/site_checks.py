@@ -87,12 +87,13 @@ def preflight(
     Raises:
         ConfigError: it can never run here: no such partition, or one that suspends jobs, nodes or
             a walltime outside its bounds, a name that is too long, more slots than a node has, no
-            backend, options that the scheduler cannot take, MPI from a launcher that has none; or
-            ``local`` on a login node, unasked.
+            backend, options that the scheduler cannot take, MPI from a launcher that has none, an
+            image or staged data that cannot be had; or ``local`` on a login node, unasked.
         Unavailable: the scheduler does not answer. Said now, not after the experiment is made.
     """
     said = refuse_impossible(experiment, site, submits=submits, required=required)
     view = site.view(experiment.resources.resource_pool)
+    image_checks.refuse_unusable(experiment, site, view, root)
     queue_limits.refuse_long_name(experiment, site)
     said += queue_limits.warnings(experiment, site, view)
     said += _fabric(experiment, site, view)
@@ -120,7 +121,6 @@ def refuse_impossible(
     if required is not None:
         requirements.refuse_undoing(experiment, site, required)
     view = site.view(experiment.resources.resource_pool)
-    image_checks.refuse_unusable(experiment, site, view, root)
     opening.of(site).script.check(experiment.user_options(site.scheduler))
     _refuse_unknown_pool(experiment.resources.resource_pool, site)
     said: list[str] = []

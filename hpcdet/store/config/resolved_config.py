@@ -238,7 +238,8 @@ class Resolved:
     labels: list[str] = field(default_factory=list)
     """Words to find it by; layers add to each other."""
     data: dict[str, Any] = field(default_factory=dict)
-    """Anything, handed to the code as it is; data.secrets holds references only."""
+    """Anything, handed to the code as it is; data.secrets holds references only, data.stage names
+    files and folders to copy to each node."""
     workspace: str | None = None
     """Free grouping, with project."""
     project: str | None = None
