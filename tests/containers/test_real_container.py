@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -57,7 +58,7 @@ def hpc(
         yield Cli(root, capsys)
 
 
-def written(folder: Path, **changes: object) -> Path:
+def written(folder: Path, **changes: Any) -> Path:
     """Write model and config; return the config's path."""
     x.write_model(folder)
     values = x.config(40, ranks=2, **changes)

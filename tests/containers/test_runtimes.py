@@ -71,19 +71,19 @@ def test_charliecloud_shows_the_nearest_empty_folder_and_says_which_is_missing(
     tmp_path: Path,
 ) -> None:
     runtime = opening.runtime(container("charliecloud"))
-    for name in ("home", "usr/lib", "proc"):
+    for name in ("srv", "usr/lib", "proc"):
         (tmp_path / name).mkdir(parents=True)
-    near = Bind("/home/ann/exp", "/home/ann/exp")
+    near = Bind("/srv/ann/exp", "/srv/ann/exp")
     assert runtime.unfit(tmp_path, (near,)) == ("", "")
     request = ContainerRequest(str(tmp_path), ("true",), "/", (near, Bind("/tmp/x", "/tmp/x")))
-    assert "--bind=/home:/home" in runtime.contained(request).command
+    assert "--bind=/srv:/srv" in runtime.contained(request).command
     assert not any("/tmp/x" in word for word in runtime.contained(request).command)
     (tmp_path / "usr/lib/libc.so").touch()  # what is in use is not hidden
     assert "mkdir -p" in runtime.unfit(tmp_path, (Bind("/usr/lib/exp", "/usr/lib/exp"),))[1]
     what, hint = runtime.unfit(tmp_path, (Bind("/scratch/exp", "/scratch/exp"),))
     assert "has no folder /scratch/exp" in what and hint == f"mkdir -p {tmp_path}/scratch/exp"
     assert runtime.unfit(tmp_path, (Bind("/a", "/a", optional=True),)) == ("", "")
-    assert "reading only" in runtime.unfit(tmp_path, (Bind("/a", "/home", True),))[0]
+    assert "reading only" in runtime.unfit(tmp_path, (Bind("/a", "/srv", True),))[0]
 
 
 def test_registries_of_references() -> None:

@@ -16,7 +16,7 @@ from hpcdet.store.config.resolved_config import Resolved
 IMAGE = "environment.image"
 
 
-class RegistryUser(Protocol):
+class RegistryCredentials(Protocol):
     """The user of a registry, as a config names one."""
 
     @property
@@ -50,7 +50,7 @@ def place(image: str, site: Site) -> Path:
 
 
 def resolved(
-    experiment: Resolved, site: Site, user: RegistryUser | None
+    experiment: Resolved, site: Site, user: RegistryCredentials | None
 ) -> tuple[str | dict[str, str] | None, dict[str, Mapping[str, str]]]:
     """Find or fetch the images of an experiment.
 
@@ -78,7 +78,12 @@ def resolved(
 
 
 def _found(
-    given: str, site: Site, runtime: ContainerRuntime, user: RegistryUser | None, *, again: bool
+    given: str,
+    site: Site,
+    runtime: ContainerRuntime,
+    user: RegistryCredentials | None,
+    *,
+    again: bool,
 ) -> fetching.FetchedImage:
     if is_path(given) and runtime.form != "store":
         path = place(given, site)

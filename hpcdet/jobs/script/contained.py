@@ -36,7 +36,7 @@ _SIGNS: tuple[tuple[str, Accelerator], ...] = (("/dev/nvidiactl", "cuda"), ("/de
 
 
 @dataclass(frozen=True)
-class Image:
+class RankImage:
     """The image of an experiment's ranks at a site.
 
     Attributes:
@@ -50,7 +50,7 @@ class Image:
     accelerator: Accelerator
 
 
-def image(experiment: Resolved, site: Site) -> Image | None:
+def image(experiment: Resolved, site: Site) -> RankImage | None:
     """The image of the ranks that start here; None: they run on the host.
 
     Raises:
@@ -76,11 +76,11 @@ def image(experiment: Resolved, site: Site) -> Image | None:
             hint=f"add {kind}, or container.accelerator in the site file; those there are: "
             f"{', '.join(named)}",
         )
-    return Image(name, site.container, kind)
+    return RankImage(name, site.container, kind)
 
 
 def command(
-    image: Image,
+    image: RankImage,
     experiment: Resolved,
     site: Site,
     paths: ExperimentPaths,
@@ -142,7 +142,7 @@ def binds(experiment: Resolved, site: Site, paths: ExperimentPaths) -> tuple[Bin
     return tuple(dict.fromkeys(by_target[bind.target] for bind in found))
 
 
-def digest_now(image: Image, paths: ExperimentPaths) -> str:
+def digest_now(image: RankImage, paths: ExperimentPaths) -> str:
     """Return the digest of an image as it is now; "" where nobody but the launcher knows it.
 
     It is computed anew only where sizes or times are not those of the submission.
