@@ -8,11 +8,13 @@ import pytest
 import yaml
 
 from hpcdet.config import api as config
+from hpcdet.containers import image_files
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.create import image_checks, images
 from hpcdet.jobs.script import contained, interpreters
 from hpcdet.site import Site
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files
 from tests import experiments as x
 
 CONTAINER = {"kind": "apptainer", "binds": ["$DISK/lib:/lib2:ro"]}
@@ -72,6 +74,24 @@ def test_images_by_accelerator(tmp_path: Path) -> None:
     named = loaded(tmp_path, environment={"image": "a.sif"}).config
     kept = x.local_site(container=CONTAINER, paths={"images": str(tmp_path)})
     assert images.resolved(named, kept, None)[0] == f"{tmp_path}/a.sif"
+
+
+def test_the_digest_is_computed_anew_where_an_image_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "torch.sif"
+    file.write_text("one")
+    made = loaded(tmp_path, environment={"image": str(file)}).config
+    site = x.local_site(container=CONTAINER)
+    image, known = contained.image(made, site), images.resolved(made, site, None)[1]
+    paths = ExperimentPaths(tmp_path / "exp")
+    files.make_folder(paths.root)
+    record = {"images": {str(file): {**known[str(file)], "digest": "as recorded"}}}
+    files.write_once(paths.provenance, files.canonical(record))
+    assert image is not None and contained.digest_now(image, paths) == "as recorded"
+    file.write_text("other")
+    assert contained.digest_now(image, paths) == image_files.digest(file)
+    file.unlink()
+    with pytest.raises(ConfigError, match="cannot read the image"):
+        contained.digest_now(image, paths)
 
 
 def test_what_a_rank_sees_and_by_which_python(

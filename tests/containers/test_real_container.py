@@ -108,7 +108,7 @@ def test_a_trial_in_a_container_ends_with_the_bits_of_one_outside(
     x.until(lambda: not list((tmp_path / "disk").glob("*/data-*")))  # the allocation is over
 
 
-def test_an_image_that_has_changed_or_has_another_hpcdet_is_told(
+def test_an_image_with_another_hpcdet_is_refused_before_anything_is_queued(
     hpc: Cli, tmp_path: Path, image: tuple[Path, Path]
 ) -> None:
     folder, python = image

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import PurePath
 from typing import Any
 
 from hpcdet.bounded_patterns import expression
-from hpcdet.config.check import search_goals, search_methods, search_space
+from hpcdet.config.check import search_goals, search_methods, search_space, staged_paths
 from hpcdet.config.check.problems import Problem
 from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import Space
@@ -34,25 +33,10 @@ def errors(config: Resolved) -> Iterator[Problem]:
     yield from _log_policies(config)
     yield from search_space.problems(config)
     yield from _data(config.data, "data")
-    yield from _staged(config.data.get("stage"))
+    yield from staged_paths.errors(config.data.get("stage"))
     if (config.workspace is None) != (config.project is None):
         missing = "project" if config.project is None else "workspace"
         yield Problem(missing, "workspace and project go together", f"add {missing}")
-
-
-def _staged(sources: Any) -> Iterator[Problem]:
-    if sources is None:
-        return
-    if not isinstance(sources, list) or not all(isinstance(one, str) and one for one in sources):
-        yield Problem("data.stage", "expected a list of paths", "stage: [/scratch/data/images]")
-        return
-    names = [PurePath(one).name for one in sources]
-    if twice := next((name for name in names if not name or names.count(name) > 1), None):
-        what = f"two of the paths end with {twice!r}, which is their name in $HPCDET_DATA"
-        yield Problem("data.stage", what, "rename one, or name the folder above them")
-    for one in sources:
-        if not one.startswith(("/", "~", "$")):
-            yield Problem("data.stage", f"{one} is no absolute path", "/scratch/..., $HOME/...")
 
 
 def _log_policies(config: Resolved) -> Iterator[Problem]:
