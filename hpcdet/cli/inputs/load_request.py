@@ -77,7 +77,7 @@ def setting_options() -> Decorator:
             type=click.Choice(config.IGNORABLE),
             expose_value=False,
             callback=_keep_ignored,
-            help="A key counts for nothing; without the image code runs on the host (repeat for more).",
+            help="A key counts for nothing: without the image, code runs on the host (repeat).",
         )(function)
         function = click.option(
             "--site", "site_name", metavar="NAME", help="Site [$HPCDET_SITE, else detected]."
