@@ -42,7 +42,7 @@ def commands(page: Path) -> Iterator[str]:
         for line in text.splitlines():
             for part in re.split(r"\|\||&&|\$\(|   {3,}(?=hpcdet)", line.removeprefix("$ ")):
                 if part.strip().startswith("hpcdet "):
-                    alone = re.split(r"  #| # | > | \| ", part.strip())[0]
+                    alone = re.split(r"  #| # | > | \| |; ", part.strip())[0]
                     yield alone.rstrip(")")
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     yield from INDENTED.findall(text)
