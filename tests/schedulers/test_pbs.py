@@ -190,6 +190,14 @@ def test_what_is_over_is_not_asked_about_again(tmp_path: Path, fake_pbs: Fake) -
     assert said == ["1.vm 2.vm", "2.vm"]
 
 
+def test_a_job_that_waited_in_vain_is_asked_about_until_it_is_gone(fake_pbs: Fake) -> None:
+    fake_pbs("qstat", says(printed({"id": "2.vm", "job_state": "F", "substate": 92})))
+    asked = scheduler()
+    assert asked.query([Job("2.vm", 1)])["2.vm"][0].wait.kind == "in_vain"
+    fake_pbs("qstat", says("{}", 153, "qstat: Unknown Job Id 2.vm"))
+    assert pbs_text.decode(asked._live.ask(frozenset({"2.vm"}))) == {}
+
+
 def test_accounting_is_what_the_server_remembers(fake_pbs: Fake) -> None:
     ran = {
         "id": "1.vm", "job_state": "F", "substate": 92, "Exit_status": 0, "run_count": 1,

@@ -179,10 +179,13 @@ class PbsScheduler:
                 rows.update({job: found[job] for job in former if job in found})
 
     def _remember(self, rows: dict[str, PbsRow]) -> None:
-        """Note the jobs that are over: nobody need ask about them again."""
+        """Note the jobs that are over: nobody need ask about them again.
+
+        One that waited in vain is taken out of the history, and has to be missed then.
+        """
         for row in rows.values():
             job = pbs_ids.job_and_index(row.id)[0]
-            if row.id == job and row.state == "F":
+            if row.id == job and row.state == "F" and not pbs_states.in_vain(row, {}):
                 self._ended[job] = [
                     one for one in rows.values() if pbs_ids.job_and_index(one.id)[0] == job
                 ]
