@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ def test_an_array_is_throttled_held_and_pruned(lab: PbsLab) -> None:
     server = lab.cluster
     scheduler = open_scheduler(lab.site(limits={"poll_min_s": 0}))
     size = ("-l", "select=1:ncpus=1:mem=10mb", "-j", "oe", "-o", "/dev/null", "-r", "y", "-c", "n")
-    argv = ("qsub", "-f", "-N", "sleeps", "-J", "0-3%1", *size, "--", "/bin/sleep", "60")
+    argv = ("qsub", "-f", "-N", "sleeps", "-J", "0-3%1", *size, "--", "/bin/sleep", "900")
     array = server.check(*argv).strip()
 
     def states() -> list[TaskState]:
@@ -97,11 +98,12 @@ def test_an_array_is_throttled_held_and_pruned(lab: PbsLab) -> None:
 def test_a_lost_submission_is_found_and_a_dependency_in_vain_told(lab: PbsLab) -> None:
     server, scheduler = lab.cluster, open_scheduler(lab.site(limits={"poll_min_s": 0}))
     size = ("-l", "select=1:ncpus=1:mem=10mb", "-j", "oe", "-o", "/dev/null")
-    tagged = ("qsub", "-f", "-N", "exp-1", "-v", "HPCDET_TAG=hpcdet:exp:1-ab", *size)
+    tag = f"hpcdet:exp:1-{secrets.token_hex(4)}"  # the history keeps those of former runs
+    tagged = ("qsub", "-f", "-N", "exp-1", "-v", f"HPCDET_TAG={tag}", *size)
     job = server.check(*tagged, "--", "/bin/false").strip()
-    assert scheduler.find("exp-1", "hpcdet:exp:1-ab") == job
-    assert scheduler.find("exp-1", "hpcdet:exp:1-cd") is None
-    assert scheduler.find("exp-2", "hpcdet:exp:1-ab") is None
+    assert scheduler.find("exp-1", tag) == job
+    assert scheduler.find("exp-1", f"{tag}x") is None
+    assert scheduler.find("exp-2", tag) is None
 
     def task(one: str) -> Any:
         return scheduler.query([Job(one, 1)])[one][0]
