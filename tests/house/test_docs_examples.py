@@ -132,7 +132,13 @@ def test_configs_in_the_docs_are_valid(page: str, text: str, cli: Cli, tmp_path:
     whole = {**BASE, "hyperparameters": space, **value, "searcher": {**base, **searcher}}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(whole, sort_keys=False))
-    cli("config", "validate", file)
+    # one where images and staged data have a place
+    there = {"extends": "local", "container": {"kind": "apptainer"}, "paths": {"local": "/tmp"}}
+    site = tmp_path / "there.yaml"
+    site.write_text(yaml.safe_dump(there))
+    elsewhere = "/project/" in text  # folders of a cluster: they are all that may be missing
+    said = cli("--profile", site, "config", "validate", file, code=4 if elsewhere else 0)
+    assert not elsewhere or " is not there" in said.err
 
 
 # -- code --------------------------------------------------------------------------------------
