@@ -108,6 +108,15 @@ def test_directives_of_a_site_are_options_and_resources() -> None:
     assert {"-A acct", "-P p 1", "-l filesystems=home:eagle"} <= set(said)
 
 
+def test_a_priority_is_that_of_the_jobs() -> None:
+    """42 is neutral, as in Determined: lower ones come first."""
+    for priority, asked in ((1, "-p 410"), (42, "-p 0"), (50, "-p -80")):
+        need = replace(EXPERIMENT.resources, priority=priority)
+        said = directives(script(pbs(), replace(EXPERIMENT, resources=need)))
+        assert asked in said
+    assert not [one for one in directives(script(pbs())) if one.startswith("-p")]
+
+
 def test_options_of_the_user_win() -> None:
     site = pbs(directives={"account": "acct", "priority": 5})
     said = directives(script(site, with_args("-A mine", "-l place=excl,arch=x86", "-m n")))

@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hpcdet.errors import ConfigError
-from hpcdet.schedulers.common.request import ScriptRequest, UserOptions
+from hpcdet.schedulers.common.request import DEFAULT_PRIORITY, ScriptRequest, UserOptions
 from hpcdet.schedulers.pbs.answers import pbs_ids
 from hpcdet.schedulers.pbs.answers.pbs_text import TAG
 from hpcdet.schedulers.pbs.script import host_requests
 from hpcdet.site.models import Value
 
 MEBI = 1024**2
+_PRIORITY = 10
+"""Steps of ``-p``, from -1024 to 1023, for one of ``resources.priority``."""
 SENTINEL_S = 900
 SENTINEL_MEMORY = 1024 * MEBI
 """What a sentinel gets: it reads files, and may have to wait for a dead holder's lease."""
@@ -70,6 +72,8 @@ def collect(request: ScriptRequest) -> PbsDirectives:
         PolicyRefused: one would undo what a policy requires (P17).
     """
     values: dict[str, Value] = {**_ours(request), **_of_site(request)}
+    if request.priority is not None:
+        values["priority"] = (DEFAULT_PRIORITY - request.priority) * _PRIORITY
     for name in request.view.skip:
         values.pop(name, None)
     user = parse(request.user)
