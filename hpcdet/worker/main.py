@@ -106,7 +106,9 @@ class Worker:
         for attempt in insist(lambda: claims.close_predecessors(self.paths, self.me), left_s):
             self._journal_end(attempt, End.read(attempt.end))
         avoided = avoided_host.avoided(self.paths, self.me.submission, self.allocation.nodes)
-        if avoided:
+        # of a single machine there is no other: only its user may say that it is to be avoided
+        asked = self.experiment.resources.exclude_nodes
+        if avoided and (opening.of(self.site).cluster or set(avoided) <= set(asked)):
             return self._leave_host(avoided)
         why = self._take_trials()
         if heard := self.notices.heard():

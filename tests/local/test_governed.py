@@ -153,6 +153,8 @@ def test_a_change_from_anywhere_that_takes_jobs_elsewhere_is_not_obeyed(lab: Lab
     lab.nodes.spoil("false", HERE)
     paths = lab.submit()
     lab.until_paused(paths)
+    site = yaml.safe_load(paths.site.read_text())
+    paths.site.write_text(yaml.safe_dump({**site, "scheduler": "slurm"}))
     change: dict[str, Any] = {"slurm.sbatch_args": ["--clusters=other"]}
     commands.ask(paths, "set", **change)
     x.turn(paths)
