@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hpcdet.launchers import mpirun
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.folder.records import NO_FAULT, Claim, Reason, Verdict
 from hpcdet.store.trials import progress
@@ -204,8 +205,8 @@ def over_mpi(trial: TrialPaths, host: Host) -> Iterator[list[psutil.Process]]:
     """
     Claim("0001-0000.0", "here").write_once(trial.attempt(1).claim)
     folder = trial.root.parent.parent
-    mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")
-    command = (*mpirun, sys.executable, "-m", "hpcdet.attempt", str(folder), "1", "1")
+    two = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")
+    command = (*two, sys.executable, "-m", "hpcdet.attempt", str(folder), "1", "1")
     env = environment(**dict([mpirun._SHARED_MEMORY]))
     with (folder / "launcher.log").open("wb") as log:
         started = subprocess.Popen(

@@ -387,6 +387,7 @@ WITHOUT_THE_DOOR = {
     "cli/govern/ledger.py": "a log that its user names, which may be a pipe",
     "cli/govern/model_layers.py": "the answer of the process that it has started",
     "cli/govern/policy.py": "policies of the installation",
+    "cli/interactive/task_verbs.py": "the log that the door has opened, by its descriptor",
     "cli/run/simulate.py": "a file of nodes that its user names",
     "cli/setup/templates.py": "templates of the installation or of the site",
     "control/daemon.py": "the pipe of the process that it starts",
@@ -396,6 +397,7 @@ WITHOUT_THE_DOOR = {
     "store/folder/trust.py": "what the door has opened, by its descriptor",
     "store/fs/mounts.py": "the kernel's table of mounts",
     "store/fs/yaml12.py": "a config that its user names, which may be a pipe",
+    "store/trials/staged_data.py": "data that the door has opened, by their descriptors",
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, IntegrityError
 from hpcdet.store.fs import files
 from hpcdet.store.trials import staged_data
 from hpcdet.store.trials.staged_data import LeftEarly, staged
@@ -106,3 +106,11 @@ def test_places_of_others_and_sources_that_are_not_there(tmp_path: Path, data: P
         staged(["/not/there"], str(tmp_path / "x"), "j", never)
     with pytest.raises(ConfigError, match="no path"):
         staged(["$NO_SUCH_VARIABLE/x"], str(tmp_path / "x"), "j", never)
+
+
+def test_a_pipe_among_the_data_is_named_and_waited_for_by_nobody(
+    tmp_path: Path, data: Path
+) -> None:
+    os.mkfifo(data / "deep" / "pipe")
+    with pytest.raises(IntegrityError, match="a named pipe instead of a file"):
+        staged([str(data)], str(tmp_path / "disk"), "j", never)

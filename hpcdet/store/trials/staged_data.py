@@ -207,7 +207,7 @@ def _copied(
         copy = place / name
         copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         digest = hashlib.sha256()
-        with open(source, "rb") as read:
+        with os.fdopen(files.open_to_read(source), "rb") as read:
             written = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, files.FILE_MODE)
             try:
                 while chunk := read.read(_CHUNK):
@@ -249,7 +249,7 @@ def _files(named: dict[str, Path]) -> Iterator[tuple[str, Path]]:
 
 def _digest(path: Path, heard: Callable[[], object]) -> str:
     found = hashlib.sha256()
-    with open(path, "rb") as file:
+    with os.fdopen(files.open_to_read(path), "rb") as file:
         while chunk := file.read(_CHUNK):
             _leave_if(heard)
             found.update(chunk)
