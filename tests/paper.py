@@ -24,7 +24,7 @@ from hpcdet.schedulers.common.base import (
     TaskState,
     Usage,
 )
-from hpcdet.schedulers.slurm import slurm_waits
+from hpcdet.schedulers.slurm.answers import slurm_waits
 from hpcdet.search.api import events
 from hpcdet.site.models import Site
 from hpcdet.store.config import resolved_config

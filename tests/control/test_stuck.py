@@ -14,7 +14,7 @@ from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import Turn, advance
 from hpcdet.read.experiment import gather, states
 from hpcdet.schedulers.common.base import TaskState
-from hpcdet.schedulers.slurm import slurm_text, slurm_waits
+from hpcdet.schedulers.slurm.answers import slurm_text, slurm_waits
 from hpcdet.store.decisions import lease
 from hpcdet.store.folder import home
 from hpcdet.store.folder.records import Intent, WorkerEnd

@@ -15,8 +15,8 @@ from hpcdet.errors import ConfigError
 from hpcdet.jobs.script import environment
 from hpcdet.jobs.script.render import OtherCommand, render
 from hpcdet.schedulers.common import variables
-from hpcdet.schedulers.slurm import names
-from hpcdet.schedulers.slurm.script import options
+from hpcdet.schedulers.slurm import slurm_names
+from hpcdet.schedulers.slurm.script import slurm_options
 from hpcdet.site import Site
 from hpcdet.site_files import load_site as sites
 from hpcdet.store.config.placement import Resources, UserOptions
@@ -236,7 +236,7 @@ def test_options_of_site_and_user_go_over_ours() -> None:
 )  # fmt: skip
 def test_arguments_that_would_break_the_worker_are_refused(argument: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        options.parse(UserOptions((argument,), "slurm.sbatch_args"))
+        slurm_options.parse(UserOptions((argument,), "slurm.sbatch_args"))
 
 
 def test_a_template_of_a_site_changes_one_block(tmp_path: Path) -> None:
@@ -284,8 +284,9 @@ def test_variables_of_another_job_are_scrubbed_but_not_the_clusters() -> None:
         "CUDA_VISIBLE_DEVICES"
     )
     shell = dict.fromkeys(shown.split(), "x")
-    assert variables.scrubbed(shell, names).keys() == {"PATH", "HOME", "MY_RANK", "SLURM_CONF"}
-    step = variables.for_step(shell, names).keys()
+    left = variables.scrubbed(shell, slurm_names).keys()
+    assert left == {"PATH", "HOME", "MY_RANK", "SLURM_CONF"}
+    step = variables.for_step(shell, slurm_names).keys()
     assert step >= {"SLURM_JOB_ID", "SLURM_CONF", "CUDA_VISIBLE_DEVICES", "HPCDET_DEADLINE"}
     assert not step & {"RANK", "MASTER_PORT", "PMIX_RANK", "PMI_SIZE", "SLURM_CPU_BIND"}
 

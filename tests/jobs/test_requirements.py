@@ -21,7 +21,7 @@ from hpcdet.policy.compiled import (
     UseAgreement,
 )
 from hpcdet.schedulers.common.base import NodeGroup
-from hpcdet.schedulers.slurm import slurm_features
+from hpcdet.schedulers.slurm.answers import slurm_features
 from hpcdet.site import Site
 from hpcdet.site_files import load_site as sites
 from hpcdet.store.config.placement import Resources

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from hpcdet.schedulers.common.base import TaskState
-from hpcdet.schedulers.slurm import slurm_text
+from hpcdet.schedulers.slurm.answers import slurm_text
 
 
 def test_a_job_whose_nodes_are_being_made_waits_with_its_reason() -> None:

@@ -13,9 +13,9 @@ from hpcdet.launchers.mpirun import LAUNCHER
 from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.schedulers.pbs import (
-    facts,
-    inside,
-    names,
+    pbs_facts,
+    pbs_inside,
+    pbs_names,
     remote_shell,
     server_survey,
 )
@@ -112,15 +112,15 @@ def test_what_a_site_file_leaves_open_is_asked_once(tmp_path: Path, fake_pbs: Fa
     site = sites.load("generic-pbs")
     assert "limits.max_submit" in site.open
     for _ in range(2):
-        found, said = facts.resolved(site)
+        found, said = pbs_facts.resolved(site)
     assert not said and not found.open and len(calls(tmp_path, "qstat")) == 2
     assert (found.limits.max_array, found.limits.max_submit) == (10000, 7)
     assert found.limits.kill_wait_s == 30 and found.capabilities.history is True
     assert found.origins["limits.max_submit"].endswith("max_queued=7 of the server")
     fake_pbs("qstat", "exit 255")
-    again, said = facts.resolved(site, fresh=True)
+    again, said = pbs_facts.resolved(site, fresh=True)
     assert "did not answer" in said and again.limits.max_submit == 7
-    unasked, said = facts.resolved(site, ask=False)
+    unasked, said = pbs_facts.resolved(site, ask=False)
     assert "careful values" in said and unasked.limits.max_submit is None
 
 
@@ -142,7 +142,7 @@ def test_a_worker_asks_for_its_start_and_its_end(tmp_path: Path, fake_pbs: Fake)
         stime="Sat Nov 21 06:02:09 2026",
         Resource_List={"walltime": "00:10:00"},
     )
-    found = inside.allocation(environ, 99)
+    found = pbs_inside.allocation(environ, 99)
     assert (found.job, found.nodes, found.restart, found.counted) == (
         "12.vm",
         ("pb1", "pb2"),
@@ -151,9 +151,9 @@ def test_a_worker_asks_for_its_start_and_its_end(tmp_path: Path, fake_pbs: Fake)
     )
     assert found.end_at == 1795240929 + 600
     fake_pbs("qstat", "exit 255")
-    blind = inside.allocation(environ, 99)
+    blind = pbs_inside.allocation(environ, 99)
     assert not blind.counted and blind.end_at is not None and blind.end_at > time.time()
-    assert inside.allocation({"HPCDET_JOB": "by-hand_0"}, None).job == "by-hand_0"
+    assert pbs_inside.allocation({"HPCDET_JOB": "by-hand_0"}, None).job == "by-hand_0"
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_the_server_says_whether_an_allocation_stands_and_returns(
 ) -> None:
     inside_of(tmp_path, fake_pbs, **job)
     allocation = Allocation("12.vm", ("pb1",), 1)
-    assert (inside.stands(allocation), inside.returns(allocation)) == (stands, returns)
+    assert (pbs_inside.stands(allocation), pbs_inside.returns(allocation)) == (stands, returns)
     fake_pbs("qstat", "exit 255")
-    assert inside.stands(allocation) and not inside.returns(allocation)
+    assert pbs_inside.stands(allocation) and not pbs_inside.returns(allocation)
 
 
 def test_mpirun_reaches_the_hosts_of_a_job_and_sends_its_ranks_what_they_need(
@@ -188,7 +188,7 @@ def test_mpirun_reaches_the_hosts_of_a_job_and_sends_its_ranks_what_they_need(
 ) -> None:
     environ = inside_of(tmp_path, fake_pbs)
     monkeypatch.setenv("PBS_NODEFILE", environ["PBS_NODEFILE"])
-    daemons = inside.daemons("py", Allocation("12.vm", ("pb1", "pb2")))
+    daemons = pbs_inside.daemons("py", Allocation("12.vm", ("pb1", "pb2")))
     assert daemons.arguments == ("-host", "pb1:2,pb2:2")
     agent = daemons.environment["OMPI_MCA_plm_rsh_agent"]
     assert agent == "py -Pm hpcdet.schedulers.pbs.remote_shell"
@@ -213,7 +213,7 @@ def test_mpirun_reaches_the_hosts_of_a_job_and_sends_its_ranks_what_they_need(
     argv = LAUNCHER.step(request).argv
     assert [argv[i + 1] for i, word in enumerate(argv) if word == "-x"] == ["A"]
     monkeypatch.delenv("PBS_NODEFILE")
-    assert inside.daemons("py", Allocation("", ("here",))).arguments == ()
+    assert pbs_inside.daemons("py", Allocation("", ("here",))).arguments == ()
 
 
 def test_the_remote_shell_starts_what_ssh_would(fake_pbs: Fake) -> None:
@@ -238,6 +238,8 @@ def test_the_remote_shell_starts_what_ssh_would(fake_pbs: Fake) -> None:
     ],
 )
 def test_ids_as_people_write_them(text: str, job: str, means: bool) -> None:
-    assert names.means(text, job) is means
-    assert names.task_id("12[].vm", 3) == "12[3].vm" and names.job_of("12[3].vm") == "12[].vm"
-    assert names.waited_for("pbs:12.vm") == "12.vm" and names.waited_for("12[3].vm") is None
+    assert pbs_names.means(text, job) is means
+    assert (
+        pbs_names.task_id("12[].vm", 3) == "12[3].vm" and pbs_names.job_of("12[3].vm") == "12[].vm"
+    )
+    assert pbs_names.waited_for("pbs:12.vm") == "12.vm" and pbs_names.waited_for("12[3].vm") is None

@@ -24,7 +24,7 @@ from hpcdet.schedulers.common import polling
 from hpcdet.schedulers.common.base import Job, Submission, SubmissionRefused, Task, TaskState, Usage
 from hpcdet.schedulers.common.polling import QueryAnswer, SharedQuery
 from hpcdet.schedulers.opening import open_scheduler
-from hpcdet.schedulers.slurm import slurm_text
+from hpcdet.schedulers.slurm.answers import slurm_text
 from hpcdet.schedulers.slurm.slurm import SlurmScheduler
 from hpcdet.site import Site
 from hpcdet.site_files import load_site as sites

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.schedulers.slurm import facts
+from hpcdet.schedulers.slurm import slurm_facts
 from hpcdet.site import Site
 from hpcdet.site_files import load_site
 from hpcdet.site_files.load_site import from_resolved, load
@@ -79,7 +79,7 @@ def resolved(pool: str | None = None, **values: object) -> Site:
     """The shipped site as the cluster completes it; ``values`` are said by a file of one's own."""
     path = Path("own.yaml")
     files.replace(path, json.dumps({"extends": "generic-slurm", **values}).encode())
-    site, assumed = facts.resolved(load(str(path)), pool)
+    site, assumed = slurm_facts.resolved(load(str(path)), pool)
     assert not assumed and not site.open
     return site
 
@@ -133,21 +133,21 @@ def test_the_cluster_is_asked_once_a_day(cluster: Cluster, cli: Cli, tmp_path: P
     [kept] = (tmp_path / "cache" / "polling").glob("facts-*.json")
     old = json.loads(kept.read_text())
     cluster.say()
-    kept.write_text(json.dumps({**old, "at": old["at"] - facts.GOOD_FOR_S}))
+    kept.write_text(json.dumps({**old, "at": old["at"] - slurm_facts.GOOD_FOR_S}))
     assert resolved().limits.kill_wait_s == 45
     # an answer of yesterday is better than none
-    kept.write_text(json.dumps({**old, "at": old["at"] - facts.GOOD_FOR_S}))
+    kept.write_text(json.dumps({**old, "at": old["at"] - slurm_facts.GOOD_FOR_S}))
     (cluster.folder / "away").touch()
     assert resolved().limits.kill_wait_s == 46
     # who asks anew hears that it is that answer
     said = cli("site", "detect", "--profile", "generic-slurm").err
     assert "did not answer (scontrol show config: Unable to contact" in said
-    day = datetime.fromtimestamp(old["at"] - facts.GOOD_FOR_S, UTC).date()
+    day = datetime.fromtimestamp(old["at"] - slurm_facts.GOOD_FOR_S, UTC).date()
     assert f"what it said on {day} stands" in said
     kept.write_text(json.dumps({**old, "at": "yesterday"}))
-    assert "did not answer" in facts.resolved(load("generic-slurm"))[1]
+    assert "did not answer" in slurm_facts.resolved(load("generic-slurm"))[1]
     kept.write_text("{")
-    site, assumed = facts.resolved(load("generic-slurm"))
+    site, assumed = slurm_facts.resolved(load("generic-slurm"))
     assert "did not answer (scontrol show config: Unable to contact" in assumed
     assert (site.capabilities.requeue, site.limits.max_array) == ("none", 1001)
     assert site.origins["limits.max_array"].startswith("assumed: the cluster did not answer")
@@ -166,7 +166,7 @@ def test_offline_nobody_is_asked_and_that_is_said(cluster: Cluster, cli: Cli) ->
 @pytest.mark.slurm
 @pytest.mark.xdist_group("slurm")
 def test_a_real_cluster_answers(lab: Lab) -> None:
-    site, assumed = facts.resolved(load(str(newcomer(lab))))
+    site, assumed = slurm_facts.resolved(load(str(newcomer(lab))))
     options = lab.cluster.options
     assert not assumed
     assert (site.capabilities.requeue, site.capabilities.accounting) == ("user", True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpcdet.launchers.opening import first_failed
-from hpcdet.schedulers.slurm import inside
+from hpcdet.schedulers.slurm import slurm_inside
 from hpcdet.store.folder.records import Control, Verdict
 from hpcdet.worker.attempts import evidence as traces
 from hpcdet.worker.attempts.exit_reason import Evidence, judge
@@ -25,7 +25,7 @@ KILLED = "srun: error: n1: task 1: Killed\nsrun: error: n1: task 0: Exited with 
 
 def seen(cause: str = "", verdict: str = "resume", said: str = "", /, **facts: Any) -> Evidence:
     word = Verdict(verdict, cause, error=said) if cause else None  # type: ignore[arg-type]
-    known = {"verdict": word, "control": RUN, "exit_code": 1, "says": inside.says}
+    known = {"verdict": word, "control": RUN, "exit_code": 1, "says": slurm_inside.says}
     return Evidence(**{**known, **facts})
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcdet.schedulers.common.allocation import Allocation
-from hpcdet.schedulers.slurm import inside, slurm_features
+from hpcdet.schedulers.slurm import slurm_inside
+from hpcdet.schedulers.slurm.answers import slurm_features
 from hpcdet.site_files import load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -36,7 +37,7 @@ class Place:
 
     def refusal(self, shown: str | None, nodes: tuple[str, ...] = ("n1",)) -> str:
         """What speaks against the node, where ``scontrol`` answers so; None: not at all."""
-        self.environ.setattr(inside, "ask", lambda *_: shown)
+        self.environ.setattr(slurm_inside, "ask", lambda *_: shown)
         plain = resolved_config.resolve(x.config())
         config = governed_nodes.under(plain, self.policy)
         there = Allocation("7_0", nodes, steps_hear=True)
@@ -68,7 +69,7 @@ def test_statement_and_scheduler_must_agree(place: Place) -> None:
 
 def test_it_hears_of_a_statement_that_ends_while_it_works(place: Place) -> None:
     place.nodes.attest("n1")
-    place.environ.setattr(inside, "ask", lambda *_: None)
+    place.environ.setattr(slurm_inside, "ask", lambda *_: None)
     plain = resolved_config.resolve(x.config())
     config = governed_nodes.under(plain, place.policy)
     node = GovernedNode(place.paths, config, place.site, Allocation("", ("n1",)))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.variables import scrubbed
-from hpcdet.schedulers.pbs import names
+from hpcdet.schedulers.pbs import pbs_names
 from hpcdet.schedulers.pbs.answers import pbs_text
 
 _CONF = "/etc/pbs.conf"
@@ -29,7 +29,7 @@ def configuration(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         text = ""
     pairs = (line.partition("=") for line in text.splitlines() if not line.startswith("#"))
     found = {key.strip(): value.strip() for key, mark, value in pairs if mark}
-    return found | {name: environ[name] for name in names.kept if environ.get(name)}
+    return found | {name: environ[name] for name in pbs_names.kept if environ.get(name)}
 
 
 def server(environ: Mapping[str, str] = os.environ) -> str:
@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         Unavailable: it is not there, or does not end in time.
     """
     # times are printed in the local time of who asks
-    environ = {**scrubbed(os.environ, names), "LC_ALL": "C", "TZ": "UTC"}
+    environ = {**scrubbed(os.environ, pbs_names), "LC_ALL": "C", "TZ": "UTC"}
     try:
         return subprocess.run(
             [path(argv[0]), *argv[1:]],

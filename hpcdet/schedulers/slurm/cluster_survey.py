@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.survey import ClusterSurvey, QueueSurvey
-from hpcdet.schedulers.slurm import slurm_text
+from hpcdet.schedulers.slurm.answers import slurm_text
+from hpcdet.schedulers.slurm.answers.slurm_text import parse_config
 from hpcdet.schedulers.slurm.slurm import run
-from hpcdet.schedulers.slurm.slurm_text import parse_config
 
 SHAPES = ("sinfo", "-h", "-e", "-o", "%R|%D|%c|%m|%G")
 """Partition, nodes, cores, MiB and accelerators of each group of nodes that are alike."""

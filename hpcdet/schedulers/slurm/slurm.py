@@ -33,9 +33,10 @@ from hpcdet.schedulers.common.base import (
 )
 from hpcdet.schedulers.common.polling import SharedQuery
 from hpcdet.schedulers.common.variables import scrubbed
-from hpcdet.schedulers.slurm import names, slurm_features, slurm_tasks, slurm_text, slurm_waits
-from hpcdet.schedulers.slurm.slurm_tasks import JobAccounting
-from hpcdet.schedulers.slurm.slurm_text import SlurmRow
+from hpcdet.schedulers.slurm import slurm_names
+from hpcdet.schedulers.slurm.answers import slurm_features, slurm_tasks, slurm_text, slurm_waits
+from hpcdet.schedulers.slurm.answers.slurm_tasks import JobAccounting
+from hpcdet.schedulers.slurm.answers.slurm_text import SlurmRow
 from hpcdet.site import Site
 from hpcdet.site.models import SiteLimits
 
@@ -52,7 +53,7 @@ def run(argv: Sequence[str], times: str = "%s") -> subprocess.CompletedProcess[s
         Unavailable: it is not there, or does not end in time.
     """
     environ = {
-        **scrubbed(os.environ, names),
+        **scrubbed(os.environ, slurm_names),
         "LC_ALL": "C",
         "SLURM_TIME_FORMAT": times,
         "SLURM_BITSTR_LEN": "0",  # else the list of a long array's tasks is cut off

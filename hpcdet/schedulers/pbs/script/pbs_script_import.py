@@ -19,7 +19,7 @@ from hpcdet.schedulers.common.job_script import (
     split,
 )
 from hpcdet.schedulers.pbs.answers.pbs_text import seconds
-from hpcdet.schedulers.pbs.script.options import LETTERS, OURS
+from hpcdet.schedulers.pbs.script.pbs_options import LETTERS, OURS
 
 _LAUNCHERS = frozenset({"mpirun", "mpiexec", "pbsdsh", "aprun"})
 _NAMES = {letter: name for name, letter in LETTERS.items()} | {"e": "output", "k": "output"}

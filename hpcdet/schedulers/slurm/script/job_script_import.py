@@ -17,8 +17,8 @@ from hpcdet.schedulers.common.job_script import (
     set_up,
     split,
 )
-from hpcdet.schedulers.slurm.script.options import OURS, SHORT
-from hpcdet.schedulers.slurm.slurm_text import hosts, seconds
+from hpcdet.schedulers.slurm.answers.slurm_text import hosts, seconds
+from hpcdet.schedulers.slurm.script.slurm_options import OURS, SHORT
 
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?|-([A-Za-z])(.*)", re.DOTALL)
 _LAUNCHERS = frozenset({"srun", "mpirun", "mpiexec"})

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hpcdet.schedulers.common.allocation import Allocation, ShownNode, ask, by_script
-from hpcdet.schedulers.slurm import slurm_features
+from hpcdet.schedulers.slurm.answers import slurm_features
 from hpcdet.store.folder.records import Reason
 
 early_s = 90.0

@@ -25,8 +25,8 @@ from typing import Any
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.polling import cache_folder
 from hpcdet.schedulers.common.survey import ClusterSurvey
-from hpcdet.schedulers.slurm import slurm_text
-from hpcdet.schedulers.slurm.slurm_text import parse_config
+from hpcdet.schedulers.slurm.answers import slurm_text
+from hpcdet.schedulers.slurm.answers.slurm_text import parse_config
 from hpcdet.site import Site
 from hpcdet.store.fs import files
 

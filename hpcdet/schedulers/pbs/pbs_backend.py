@@ -28,30 +28,30 @@ class PbsBackend:
     @property
     def script(self) -> ScriptFace:
         """Directives of ``qsub``."""
-        from hpcdet.schedulers.pbs.script import face
+        from hpcdet.schedulers.pbs.script import pbs_script
 
-        return face
+        return pbs_script
 
     @property
     def inside(self) -> InsideFace:
         """A worker's questions inside its allocation."""
-        from hpcdet.schedulers.pbs import inside
+        from hpcdet.schedulers.pbs import pbs_inside
 
-        return inside
+        return pbs_inside
 
     @property
     def names(self) -> NamesFace:
         """Variables and ids."""
-        from hpcdet.schedulers.pbs import names
+        from hpcdet.schedulers.pbs import pbs_names
 
-        return names
+        return pbs_names
 
     @property
     def facts(self) -> FactsFace:
         """What the server says of itself."""
-        from hpcdet.schedulers.pbs import facts
+        from hpcdet.schedulers.pbs import pbs_facts
 
-        return facts
+        return pbs_facts
 
 
 BACKEND: Backend = PbsBackend()

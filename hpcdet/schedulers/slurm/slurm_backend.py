@@ -32,30 +32,30 @@ class SlurmBackend:
     @property
     def script(self) -> ScriptFace:
         """Directives of ``sbatch``."""
-        from hpcdet.schedulers.slurm.script import face
+        from hpcdet.schedulers.slurm.script import slurm_script
 
-        return face
+        return slurm_script
 
     @property
     def inside(self) -> InsideFace:
         """A worker's questions inside its allocation."""
-        from hpcdet.schedulers.slurm import inside
+        from hpcdet.schedulers.slurm import slurm_inside
 
-        return inside
+        return slurm_inside
 
     @property
     def names(self) -> NamesFace:
         """Variables and ids."""
-        from hpcdet.schedulers.slurm import names
+        from hpcdet.schedulers.slurm import slurm_names
 
-        return names
+        return slurm_names
 
     @property
     def facts(self) -> FactsFace:
         """What the cluster says of itself."""
-        from hpcdet.schedulers.slurm import facts
+        from hpcdet.schedulers.slurm import slurm_facts
 
-        return facts
+        return slurm_facts
 
 
 BACKEND: Backend = SlurmBackend()

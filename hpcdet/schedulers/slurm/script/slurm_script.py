@@ -11,7 +11,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.schedulers.common.job_script import Translation
 from hpcdet.schedulers.common.request import NodeRequest, ScriptRequest, UserOptions
 from hpcdet.schedulers.slurm.script import node_requests
-from hpcdet.schedulers.slurm.script.options import SIZES, Options, chosen, collect, parse
+from hpcdet.schedulers.slurm.script.slurm_options import SIZES, Options, chosen, collect, parse
 from hpcdet.site.models import Directives
 
 _HETJOB = re.compile(r"^#SBATCH\s+(?:het|pack)job\b", re.MULTILINE)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from hpcdet.schedulers.common.base import PartitionInfo, Refusal, Task, TaskState, Usage, Wait
-from hpcdet.schedulers.slurm import slurm_waits
+from hpcdet.schedulers.slurm.answers import slurm_waits
 
 SQUEUE_FIELDS = (
     "ArrayJobID", "ArrayTaskID", "State", "Reason", "RestartCnt", "SubmitTime", "StartTime",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from hpcdet.schedulers.common.base import Job, Task, TaskState, Wait
-from hpcdet.schedulers.slurm.slurm_text import SlurmRow
+from hpcdet.schedulers.slurm.answers.slurm_text import SlurmRow
 
 _SETTLED_S = 30
 """A job that was submitted less than this before an answer may be missing in it: clocks differ."""

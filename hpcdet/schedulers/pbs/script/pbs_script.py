@@ -9,7 +9,7 @@ from typing import Any
 from hpcdet.schedulers.common.job_script import Translation
 from hpcdet.schedulers.common.request import NodeRequest, ScriptRequest, UserOptions
 from hpcdet.schedulers.pbs.script import host_requests
-from hpcdet.schedulers.pbs.script.options import PbsDirectives, chosen, collect, parse
+from hpcdet.schedulers.pbs.script.pbs_options import PbsDirectives, chosen, collect, parse
 from hpcdet.site.models import Directives
 
 worker = "pbs/worker.pbs.j2"

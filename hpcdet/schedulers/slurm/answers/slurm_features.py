@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcdet.schedulers.common.allocation import ShownNode
 from hpcdet.schedulers.common.base import NodeGroup
-from hpcdet.schedulers.slurm.slurm_text import count
+from hpcdet.schedulers.slurm.answers.slurm_text import count
 
 NODES = ("sinfo", "-h", "-o", "%P|%f|%D")
 
