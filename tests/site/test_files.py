@@ -162,6 +162,9 @@ def test_detection_goes_by_search_path_and_says_why(
     assert (slurm.name, slurm.fallback) == ("generic-slurm", False)
     assert slurm.reason == f"sbatch is on PATH ({tmp_path / 'slurm' / 'sbatch'})"
     command(tmp_path / "pbs", "qsub")
+    monkeypatch.setenv("PBS_CONF_FILE", str(tmp_path / "pbs.conf"))
+    assert load_site.load(host=host(tmp_path / "pbs")).fallback  # its commands ask no server
+    (tmp_path / "pbs.conf").write_text("PBS_SERVER=pbs-1\n")
     assert load_site.load(host=host(tmp_path / "pbs")).name == "generic-pbs"
 
     (folders["site"] / "delta.yaml").write_text(
