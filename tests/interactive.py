@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdet.tasks.private_socket import SocketConnection
+from hpcdet.tasks.servers.private_socket import SocketConnection
 from tests.experiments import until
 
 NOBODY = 65534

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcdet.containers import common
-from hpcdet.containers.common import Bind, Contained, ContainerRequest, Form, RegistryLogin
+from hpcdet.containers import runtime
+from hpcdet.containers.runtime import Bind, Contained, ContainerRequest, Form, RegistryLogin
 
 _DEVICES = {"cuda": ("--nv",), "rocm": ("--rocm",), "cpu": ()}
 
 
 class Apptainer:
-    """``common.ContainerRuntime`` for ``apptainer``.
+    """``runtime.ContainerRuntime`` for ``apptainer``.
 
     Variables of the host are those of the container but PATH and LD_LIBRARY_PATH.
     """
@@ -22,7 +22,7 @@ class Apptainer:
     suffix = ".sif"
 
     def contained(self, request: ContainerRequest) -> Contained:
-        """See ``common.ContainerRuntime``."""
+        """See ``runtime.ContainerRuntime``."""
         argv = (
             *(self.command, "exec", "--pwd", request.folder),
             *(word for bind in request.binds for word in ("--bind", _mount(bind))),
@@ -34,19 +34,19 @@ class Apptainer:
         return Contained(argv)
 
     def unfit(self, image: Path, binds: tuple[Bind, ...]) -> tuple[str, str]:
-        """See ``common.ContainerRuntime``. It makes the folders for binds itself."""
+        """See ``runtime.ContainerRuntime``. It makes the folders for binds itself."""
         return "", ""
 
     def fetch(self, reference: str, target: Path) -> list[tuple[str, ...]]:
-        """See ``common.ContainerRuntime``."""
-        return [(self.command, "pull", str(target), common.with_transport(reference))]
+        """See ``runtime.ContainerRuntime``."""
+        return [(self.command, "pull", str(target), runtime.with_transport(reference))]
 
     def identify(self, reference: str) -> tuple[str, ...]:
-        """See ``common.ContainerRuntime``."""
+        """See ``runtime.ContainerRuntime``."""
         return ()
 
     def login(self, login: RegistryLogin, server: str, folder: Path) -> dict[str, str]:
-        """See ``common.ContainerRuntime``."""
+        """See ``runtime.ContainerRuntime``."""
         return {
             "APPTAINER_DOCKER_USERNAME": login.username,
             "APPTAINER_DOCKER_PASSWORD": login.password,

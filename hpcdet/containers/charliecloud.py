@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcdet.containers import common
-from hpcdet.containers.common import Bind, Contained, ContainerRequest, Form, RegistryLogin
+from hpcdet.containers import runtime
+from hpcdet.containers.runtime import Bind, Contained, ContainerRequest, Form, RegistryLogin
 
 _OF_HOST = ("/dev", "/proc", "/sys", "/tmp")
 """What ``ch-run`` shows of the host in every container."""
 
 
 class Charliecloud:
-    """``common.ContainerRuntime`` for ``ch-run``.
+    """``runtime.ContainerRuntime`` for ``ch-run``.
 
     A folder can be bound only where the image has one; it shows all variables of the host, and
     those that the image itself has come from its ``/ch/environment``.
@@ -24,7 +24,7 @@ class Charliecloud:
     suffix = ""
 
     def contained(self, request: ContainerRequest) -> Contained:
-        """See ``common.ContainerRuntime``. It cannot bind for reading only."""
+        """See ``runtime.ContainerRuntime``. It cannot bind for reading only."""
         image = Path(request.image)
         own = (image / "ch" / "environment").is_file()
         argv = (
@@ -39,7 +39,7 @@ class Charliecloud:
         return Contained(argv)
 
     def unfit(self, image: Path, binds: tuple[Bind, ...]) -> tuple[str, str]:
-        """See ``common.ContainerRuntime``."""
+        """See ``runtime.ContainerRuntime``."""
         for bind in binds:
             if bind.read_only:
                 what = f"{self.command} cannot bind {bind.source} for reading only"
@@ -52,16 +52,16 @@ class Charliecloud:
         return "", ""
 
     def fetch(self, reference: str, target: Path) -> list[tuple[str, ...]]:
-        """See ``common.ContainerRuntime``."""
-        name = common.plain(reference)
+        """See ``runtime.ContainerRuntime``."""
+        name = runtime.plain(reference)
         return [("ch-image", "pull", name), ("ch-convert", "-i", "ch-image", name, str(target))]
 
     def identify(self, reference: str) -> tuple[str, ...]:
-        """See ``common.ContainerRuntime``."""
+        """See ``runtime.ContainerRuntime``."""
         return ()
 
     def login(self, login: RegistryLogin, server: str, folder: Path) -> dict[str, str]:
-        """See ``common.ContainerRuntime``."""
+        """See ``runtime.ContainerRuntime``."""
         return {"CH_IMAGE_USERNAME": login.username, "CH_IMAGE_PASSWORD": login.password}
 
 

@@ -14,8 +14,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdet.containers import common, image_files
-from hpcdet.containers.common import ContainerRuntime, RegistryLogin
+from hpcdet.containers import image_files
+from hpcdet.containers.runtime import ContainerRuntime, RegistryLogin, registry
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.store.fs import files
 
@@ -85,7 +85,7 @@ def _fetched(
         private.mkdir(mode=0o700)
         variables = dict(os.environ)
         if login is not None:
-            variables |= runtime.login(login, common.registry(reference), private)
+            variables |= runtime.login(login, registry(reference), private)
         for argv in runtime.fetch(reference, target):
             _run(argv, variables, reference)
         if runtime.form == "store":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcdet.containers.common import Bind, Contained, ContainerRequest, Form, RegistryLogin
+from hpcdet.containers.runtime import Bind, Contained, ContainerRequest, Form, RegistryLogin
 
 
 class LauncherOption:

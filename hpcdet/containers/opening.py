@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpcdet.containers import apptainer, charliecloud, launcher_option, podman_hpc, pyxis
-from hpcdet.containers.common import ContainerRuntime
+from hpcdet.containers.runtime import ContainerRuntime
 from hpcdet.site import Container
 
 _RUNTIMES: Mapping[str, ContainerRuntime] = {

@@ -6,8 +6,8 @@ import base64
 import json
 from pathlib import Path
 
-from hpcdet.containers import common
-from hpcdet.containers.common import Bind, Contained, ContainerRequest, Form, RegistryLogin
+from hpcdet.containers import runtime
+from hpcdet.containers.runtime import Bind, Contained, ContainerRequest, Form, RegistryLogin
 from hpcdet.store.fs import files
 
 _DEVICES = {"cuda": ("--gpu",), "rocm": ("--device=/dev/kfd", "--device=/dev/dri"), "cpu": ()}
@@ -16,7 +16,7 @@ _AS_ON_THE_HOST = ("--network=host", "--pid=host", "--ipc=host", "--userns=keep-
 
 
 class PodmanHpc:
-    """``common.ContainerRuntime`` for ``podman-hpc``.
+    """``runtime.ContainerRuntime`` for ``podman-hpc``.
 
     It shows none of the host's variables: each is passed by its name, so that no value stands in
     the list of processes.
@@ -28,7 +28,7 @@ class PodmanHpc:
     suffix = ""
 
     def contained(self, request: ContainerRequest) -> Contained:
-        """See ``common.ContainerRuntime``."""
+        """See ``runtime.ContainerRuntime``."""
         patterns = (pattern for pattern in request.ranks if "[" not in pattern)
         names = sorted({*request.environ, *patterns})
         argv = (
@@ -43,21 +43,21 @@ class PodmanHpc:
         return Contained(argv)
 
     def unfit(self, image: Path, binds: tuple[Bind, ...]) -> tuple[str, str]:
-        """See ``common.ContainerRuntime``."""
+        """See ``runtime.ContainerRuntime``."""
         what = f"{self.command} runs images of its own store, and {image} is a file or folder"
         return what, "a reference, as docker://NAME:TAG"
 
     def fetch(self, reference: str, target: Path) -> list[tuple[str, ...]]:
-        """See ``common.ContainerRuntime``."""
-        return [(self.command, "pull", common.with_transport(reference))]
+        """See ``runtime.ContainerRuntime``."""
+        return [(self.command, "pull", runtime.with_transport(reference))]
 
     def identify(self, reference: str) -> tuple[str, ...]:
-        """See ``common.ContainerRuntime``."""
-        name = common.plain(reference)
+        """See ``runtime.ContainerRuntime``."""
+        name = runtime.plain(reference)
         return (self.command, "image", "inspect", "--format", "{{.Id}}", name)
 
     def login(self, login: RegistryLogin, server: str, folder: Path) -> dict[str, str]:
-        """See ``common.ContainerRuntime``."""
+        """See ``runtime.ContainerRuntime``."""
         pair = base64.b64encode(f"{login.username}:{login.password}".encode()).decode()
         known = {"auths": {login.server or server: {"auth": pair}}}
         files.write_once(folder / "auth.json", json.dumps(known).encode())

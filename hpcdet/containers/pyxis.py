@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcdet.containers import common
-from hpcdet.containers.common import Bind, Contained, ContainerRequest, Form, RegistryLogin
+from hpcdet.containers import runtime
+from hpcdet.containers.runtime import Bind, Contained, ContainerRequest, Form, RegistryLogin
 from hpcdet.store.fs import files
 
 _DOCKER = ("docker.io", "auth.docker.io")
@@ -13,7 +13,7 @@ _DOCKER = ("docker.io", "auth.docker.io")
 
 
 class Pyxis:
-    """``common.ContainerRuntime`` for the options that Pyxis adds to the launcher.
+    """``runtime.ContainerRuntime`` for the options that Pyxis adds to the launcher.
 
     Enroot finds the devices that the scheduler has given to the step.
     """
@@ -24,7 +24,7 @@ class Pyxis:
     suffix = ".sqsh"
 
     def contained(self, request: ContainerRequest) -> Contained:
-        """See ``common.ContainerRuntime``."""
+        """See ``runtime.ContainerRuntime``."""
         mounts = ",".join(map(_mount, request.binds))
         options = (
             f"--container-image={request.image}",
@@ -35,24 +35,24 @@ class Pyxis:
         return Contained(request.command, options)
 
     def unfit(self, image: Path, binds: tuple[Bind, ...]) -> tuple[str, str]:
-        """See ``common.ContainerRuntime``."""
+        """See ``runtime.ContainerRuntime``."""
         for bind in binds:
             if "," in bind.source + bind.target:
                 return f"Pyxis cannot mount {bind.source}: a comma is in its name", "rename it"
         return "", ""
 
     def fetch(self, reference: str, target: Path) -> list[tuple[str, ...]]:
-        """See ``common.ContainerRuntime``."""
-        server, name = common.registry(reference), common.plain(reference)
+        """See ``runtime.ContainerRuntime``."""
+        server, name = runtime.registry(reference), runtime.plain(reference)
         named = f"{server}#{name.removeprefix(f'{server}/')}" if name.startswith(server) else name
         return [("enroot", "import", "--output", str(target), f"docker://{named}")]
 
     def identify(self, reference: str) -> tuple[str, ...]:
-        """See ``common.ContainerRuntime``."""
+        """See ``runtime.ContainerRuntime``."""
         return ()
 
     def login(self, login: RegistryLogin, server: str, folder: Path) -> dict[str, str]:
-        """See ``common.ContainerRuntime``."""
+        """See ``runtime.ContainerRuntime``."""
         host = login.server or server
         host = _DOCKER[1] if host == _DOCKER[0] else host
         line = f"machine {host} login {login.username} password {login.password}\n"

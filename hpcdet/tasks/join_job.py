@@ -14,7 +14,7 @@ from hpcdet.schedulers.common.variables import scrubbed
 from hpcdet.site import Site
 from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.folder.records import Submitted
-from hpcdet.tasks.task_folder import TaskPaths, TaskStarted
+from hpcdet.tasks.folder.task_folder import TaskPaths, TaskStarted
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from hpcdet.errors import HpcdetError
 from hpcdet.store.folder import private_folders
 from hpcdet.store.fs import files
 from hpcdet.tasks import join_job, tunnels
-from hpcdet.tasks.task_folder import TaskOrder, TaskPaths, TaskServing, TaskStarted
+from hpcdet.tasks.folder.task_folder import TaskOrder, TaskPaths, TaskServing, TaskStarted
 
 _HEAD = struct.Struct("!II")
 _PIECE = 1 << 16

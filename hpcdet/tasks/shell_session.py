@@ -18,8 +18,8 @@ from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import trust
 from hpcdet.store.folder.held_folder import Held, hold
 from hpcdet.store.folder.records import Claim, WorkerClaim
-from hpcdet.tasks.open_sessions import open_session
-from hpcdet.tasks.task_folder import TaskOrder, TaskPaths, TaskStarted
+from hpcdet.tasks.folder.open_sessions import open_session
+from hpcdet.tasks.folder.task_folder import TaskOrder, TaskPaths, TaskStarted
 
 _TERMINAL = ("TERM", "COLORTERM", "COLUMNS", "LINES")
 _SHELL = 'if [ -t 0 ]; then exec "${SHELL:-/bin/bash}" -i; else exec "${SHELL:-/bin/bash}"; fi'

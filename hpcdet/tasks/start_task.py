@@ -24,7 +24,7 @@ from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Intent, Submitted
 from hpcdet.store.fs import files
 from hpcdet.tasks import tunnels
-from hpcdet.tasks.task_folder import (
+from hpcdet.tasks.folder.task_folder import (
     TASKS,
     TaskEnded,
     TaskKind,

@@ -27,9 +27,9 @@ from hpcdet.schedulers.common import processes
 from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.folder import log_streams, trust
 from hpcdet.store.fs import files
-from hpcdet.tasks import notebook_server, private_socket, tunnels
-from hpcdet.tasks.open_sessions import end_sessions, open_sessions
-from hpcdet.tasks.task_folder import (
+from hpcdet.tasks import tunnels
+from hpcdet.tasks.folder.open_sessions import end_sessions, open_sessions
+from hpcdet.tasks.folder.task_folder import (
     EndReason,
     TaskEnded,
     TaskOrder,
@@ -39,6 +39,7 @@ from hpcdet.tasks.task_folder import (
     TaskStop,
     refuse_foreign,
 )
+from hpcdet.tasks.servers import notebook_server, private_socket
 
 _TICK_S = 0.2
 _LOOK_S = 1.0
@@ -125,7 +126,7 @@ class TaskProcess:
                 argv = notebook_server.command(self.task, self.order, self.path)
                 return argv, notebook_server.environment(environ, self.path)
             case "tensorboard":
-                server = [sys.executable, "-Pm", "hpcdet.tasks.tensorboard_server"]
+                server = [sys.executable, "-Pm", "hpcdet.tasks.servers.tensorboard_server"]
                 return [*server, str(self.task.root), str(self.path)], environ
             case _:
                 return list(self.order.command), environ

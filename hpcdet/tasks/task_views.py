@@ -17,7 +17,7 @@ from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.folder.records import Intent, Submitted
 from hpcdet.store.fs import files
 from hpcdet.tasks import tunnels
-from hpcdet.tasks.task_folder import (
+from hpcdet.tasks.folder.task_folder import (
     TaskEnded,
     TaskKind,
     TaskOrder,

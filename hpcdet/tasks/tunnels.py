@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from hpcdet.store.folder import private_folders
-from hpcdet.tasks.task_folder import TaskOrder, TaskPaths, TaskServing, TaskStarted
+from hpcdet.tasks.folder.task_folder import TaskOrder, TaskPaths, TaskServing, TaskStarted
 
 PORTS = {"notebook": 8888, "tensorboard": 6006}
 """The port on the user's own machine: the server's customary one."""

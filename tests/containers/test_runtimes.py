@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcdet.containers import fetching, image_files, opening
-from hpcdet.containers.common import Bind, ContainerRequest, RegistryLogin, registry
+from hpcdet.containers.runtime import Bind, ContainerRequest, RegistryLogin, registry
 from hpcdet.errors import ConfigError
 from hpcdet.site import Container
 

@@ -16,8 +16,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hpcdet.guard.resume.active_chains import ActiveChains
+from hpcdet.guard.resume.resume_verdicts import Overrides
 from hpcdet.guard.resume.same_tests import same_records
-from hpcdet.guard.resume.verdicts import Overrides
 from hpcdet.policy.changes import change_records
 from hpcdet.policy.changes.policy_history import OVERRIDABLE
 from hpcdet.policy.codes import GovernanceBroken

@@ -138,7 +138,7 @@ def test_a_damaged_trial_is_said_and_the_others_are_written(tmp_path: Path) -> N
 
 
 def test_neither_torch_nor_tensorflow_is_imported(tmp_path: Path) -> None:
-    program = "import sys, hpcdet.interop.tensorboard, hpcdet.tasks.tensorboard_server;"
+    program = "import sys, hpcdet.interop.tensorboard, hpcdet.tasks.servers.tensorboard_server;"
     look = "print([m for m in ('torch', 'tensorflow', 'h5py') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program + look], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr

@@ -16,7 +16,7 @@ from hpcdet.jobs.checks import site_lint
 from hpcdet.schedulers import opening
 from hpcdet.site_files import load_site
 from hpcdet.site_files.detection import Host
-from hpcdet.site_files.schema import schema
+from hpcdet.site_files.site_schema import schema
 from hpcdet.store.fs import yaml12
 
 ALL = sorted(shipped.folder("site_configs").glob("*.yaml"))

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from hpcdet.tasks import task_folder
-from hpcdet.tasks.task_folder import TaskEnded, TaskPaths
+from hpcdet.tasks.folder import task_folder
+from hpcdet.tasks.folder.task_folder import TaskEnded, TaskPaths
 from tests.experiments import until
 from tests.interactive import get, in_terminal, no_jupyter, no_sshd, private_sshd, tunnel
 from tests.slurm_runs import Lab, config, hpcdet

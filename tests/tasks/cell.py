@@ -16,7 +16,7 @@ from typing import Any
 
 import websocket
 
-from hpcdet.tasks.private_socket import SocketConnection
+from hpcdet.tasks.servers.private_socket import SocketConnection
 
 
 def main(path: str, token_file: str, code: str) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from hpcdet.schedulers.common import processes
 from hpcdet.store.folder.records import Closed
-from hpcdet.tasks import task_folder
-from hpcdet.tasks.task_folder import TaskPaths, TaskStarted
+from hpcdet.tasks.folder import task_folder
+from hpcdet.tasks.folder.task_folder import TaskPaths, TaskStarted
 from tests import experiments as x
 from tests.commands import Cli
 from tests.experiments import until

@@ -17,8 +17,8 @@ from hpcdet.schedulers.common import processes
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site_files.load_site import load
 from hpcdet.store.fs import files
-from hpcdet.tasks import task_folder
-from hpcdet.tasks.task_folder import TaskEnded, TaskPaths, TaskStarted
+from hpcdet.tasks.folder import task_folder
+from hpcdet.tasks.folder.task_folder import TaskEnded, TaskPaths, TaskStarted
 from tests.builders import sweep
 from tests.commands import Cli
 from tests.experiments import until

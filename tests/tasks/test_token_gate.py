@@ -8,7 +8,7 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 
-from hpcdet.tasks.token_gate import StartResponse, TokenGate
+from hpcdet.tasks.servers.token_gate import StartResponse, TokenGate
 
 TOKEN = "a-token_of-64"
 

@@ -13,7 +13,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.store.config.log_policies import LogPolicy
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, WorkerEnd
-from hpcdet.worker.attempts import log_policies
+from hpcdet.worker.attempts import matched_log_policies
 from tests import experiments as x
 from tests.local.test_experiments import Lab
 
@@ -27,12 +27,12 @@ def test_a_policy_fits_by_a_line_of_any_rank(tmp_path: Path) -> None:
     attempt.logs.mkdir(parents=True)
     attempt.log(0).write_bytes(b"epoch 12\n\xff torn\n")
     attempt.log(1).write_text("start\nRuntimeError: CUDA out of memory. Tried\n")
-    assert log_policies.fitting([ECC, OOM, LABEL], attempt) == [OOM, LABEL]
+    assert matched_log_policies.fitting([ECC, OOM, LABEL], attempt) == [OOM, LABEL]
     attempt.launcher_log.write_text("uncorrectable ECC error on gpu3\n")
-    assert log_policies.fitting([ECC, OOM], attempt) == [ECC, OOM]
-    assert log_policies.fitting([], attempt) == []
+    assert matched_log_policies.fitting([ECC, OOM], attempt) == [ECC, OOM]
+    assert matched_log_policies.fitting([], attempt) == []
     nothing = ExperimentPaths(tmp_path).trial(2).attempt(1)
-    assert log_policies.fitting([ECC], nothing) == []
+    assert matched_log_policies.fitting([ECC], nothing) == []
 
 
 @pytest.mark.parametrize(("reason", "again"), [("user_error", False), ("preempted", True)])

@@ -21,8 +21,8 @@ from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import home, trust
 from hpcdet.store.folder.records import Claim, End
 from hpcdet.tasks import join_job, task_views
+from hpcdet.tasks.folder.task_folder import TaskPaths, TaskStarted, task
 from hpcdet.tasks.join_job import JoiningCommand
-from hpcdet.tasks.task_folder import TaskPaths, TaskStarted, task
 
 
 @click.group(

@@ -24,8 +24,8 @@ from hpcdet.site import Site
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.tasks import task_views, tunnels
+from hpcdet.tasks.folder.task_folder import TaskKind, TaskOrder, TaskPaths
 from hpcdet.tasks.start_task import start
-from hpcdet.tasks.task_folder import TaskKind, TaskOrder, TaskPaths
 from hpcdet.tasks.task_views import InteractiveTaskView
 
 WALLTIME_S = 4 * 3600

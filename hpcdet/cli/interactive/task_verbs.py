@@ -25,8 +25,16 @@ from hpcdet.errors import HpcdetError, PartialSuccess, StillPending, UsageError,
 from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.folder import home
 from hpcdet.store.fs import files
-from hpcdet.tasks import private_socket, task_views, tunnels
-from hpcdet.tasks.task_folder import TaskOrder, TaskPaths, TaskServing, TaskStarted, task, tasks
+from hpcdet.tasks import task_views, tunnels
+from hpcdet.tasks.folder.task_folder import (
+    TaskOrder,
+    TaskPaths,
+    TaskServing,
+    TaskStarted,
+    task,
+    tasks,
+)
+from hpcdet.tasks.servers import private_socket
 from hpcdet.tasks.task_views import InteractiveTaskView
 
 COLUMNS = (

@@ -133,6 +133,6 @@ def print_schema() -> None:
     \b
     Example: hpcdet site schema > site.schema.json
     """
-    from hpcdet.site_files.schema import schema
+    from hpcdet.site_files.site_schema import schema
 
     click.echo(json.dumps(schema(), indent=2))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # imported where there is a policy only
     from hpcdet.guard.memorization_tests import MemorizationTests
     from hpcdet.guard.resume.fingerprints import Fingerprints
     from hpcdet.guard.resume.governance_state import GovernanceState
-    from hpcdet.guard.resume.verdicts import Overrides
+    from hpcdet.guard.resume.resume_verdicts import Overrides
     from hpcdet.guard.stepping.step_watch import StepWatch
     from hpcdet.policy.compiled import CompiledPolicy
     from hpcdet.policy.provenance.source_provenance import SourceProvenance
@@ -112,7 +112,7 @@ class GovernanceContext:
 
         One of another experiment has seen other changes: all of this one's count for it.
         """
-        from hpcdet.guard.resume.verdicts import Overrides
+        from hpcdet.guard.resume.resume_verdicts import Overrides
 
         assert self.state is not None
         record, saved = self._session.record, loaded.shared.get("governance")

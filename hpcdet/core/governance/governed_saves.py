@@ -18,7 +18,7 @@ from hpcdet.train.attempt.session import Session
 from hpcdet.units import Units
 
 if TYPE_CHECKING:  # imported where there is a policy only
-    from hpcdet.guard.resume.verdicts import Check, Overrides
+    from hpcdet.guard.resume.resume_verdicts import Check, Overrides
 
 
 class AccountedGovernance(GovernanceContext):

@@ -19,7 +19,7 @@ from hpcdet.guard.accounts.same_on_ranks import same_on_ranks
 from hpcdet.guard.accounts.trial_ledger import Attest, TrialLedger
 from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
-from hpcdet.guard.resume.verdicts import SCHEMA, Check, Overrides, State
+from hpcdet.guard.resume.resume_verdicts import SCHEMA, Check, Overrides, State
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import MIX
 from hpcdet.policy.keys import run_keys

@@ -11,7 +11,7 @@ from hpcdet.checkpoint.format import remove
 from hpcdet.checkpoint.format.manifest import position
 from hpcdet.guard.accounts.checkpoint_records import settled, state_root
 from hpcdet.guard.counting.exposure import Exposure
-from hpcdet.guard.resume.verdicts import NO_OVERRIDES, Check, Overrides, State
+from hpcdet.guard.resume.resume_verdicts import NO_OVERRIDES, Check, Overrides, State
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.ledger.attested import (
     AttestedCheckpoint,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcdet.guard.accounts.checkpoint_records import state_root
-from hpcdet.guard.resume.verdicts import Check, State, broken
+from hpcdet.guard.resume.resume_verdicts import Check, State, broken
 
 
 def same_on_ranks(policy: str, state: State, gather: Callable[[Any], Sequence[Any]]) -> list[Check]:

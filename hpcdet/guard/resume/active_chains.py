@@ -13,7 +13,7 @@ from hpcdet.data.sourced import record_of
 from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.resume import policy_eras
 from hpcdet.guard.resume.policy_eras import EraRows
-from hpcdet.guard.resume.verdicts import NO_OVERRIDES, Check, Overrides, State, broken
+from hpcdet.guard.resume.resume_verdicts import NO_OVERRIDES, Check, Overrides, State, broken
 from hpcdet.policy import measures
 from hpcdet.policy.compiled import MIX, CompiledPolicy
 from hpcdet.policy.provenance.source_manifests import spot_check

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hpcdet.guard.guard import Guard
-from hpcdet.guard.resume.verdicts import Check, broken
+from hpcdet.guard.resume.resume_verdicts import Check, broken
 from hpcdet.policy.compiled import CompiledPolicy
 
 Models = Mapping[str, torch.nn.Parameter]

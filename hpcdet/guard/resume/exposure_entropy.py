@@ -12,7 +12,7 @@ from hpcdet.data.sample_order import CountedOrder
 from hpcdet.guard.guard import Guard
 from hpcdet.guard.resume import policy_eras
 from hpcdet.guard.resume.policy_eras import EraRows
-from hpcdet.guard.resume.verdicts import NO_OVERRIDES, Check, Overrides, State
+from hpcdet.guard.resume.resume_verdicts import NO_OVERRIDES, Check, Overrides, State
 from hpcdet.policy import measures
 from hpcdet.policy.compiled import MIX, CompiledPolicy
 from hpcdet.policy.measures import ExpectedEntropy, Floats

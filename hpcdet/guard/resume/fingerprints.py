@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from hpcdet.guard.guard import Guard
 from hpcdet.guard.resume.closed_layers import Models
-from hpcdet.guard.resume.verdicts import NO_OVERRIDES, Check, Overrides, State, broken
+from hpcdet.guard.resume.resume_verdicts import NO_OVERRIDES, Check, Overrides, State, broken
 from hpcdet.policy import measures
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import MIX, Entropy

@@ -16,10 +16,7 @@ from hpcdet.guard.resume.active_chains import ActiveChains
 from hpcdet.guard.resume.closed_layers import Digests, Models, digests, unchanged, without_moments
 from hpcdet.guard.resume.exposure_entropy import PlannedEntropy
 from hpcdet.guard.resume.policy_eras import EraRows, PolicyEra
-from hpcdet.guard.resume.same_policy import ended_sources, forget_denied, policy_before, same_policy
-from hpcdet.guard.resume.same_rows import same_rows
-from hpcdet.guard.resume.same_tests import same_tests
-from hpcdet.guard.resume.verdicts import (
+from hpcdet.guard.resume.resume_verdicts import (
     NO_OVERRIDES,
     SCHEMA,
     Check,
@@ -28,6 +25,9 @@ from hpcdet.guard.resume.verdicts import (
     broken,
     unproven,
 )
+from hpcdet.guard.resume.same_policy import ended_sources, forget_denied, policy_before, same_policy
+from hpcdet.guard.resume.same_rows import same_rows
+from hpcdet.guard.resume.same_tests import same_tests
 from hpcdet.policy.changes.policy_in_effect import PolicyInEffect
 from hpcdet.policy.compiled import CompiledPolicy, Matrix
 from hpcdet.policy.governed_metrics import ADMISSION, CONFORMANCE, COVERAGE, VIOLATIONS

@@ -15,7 +15,7 @@ import numpy as np
 from hpcdet.data.sample_order import CountedOrder
 from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
-from hpcdet.guard.resume.verdicts import Check, Overrides, broken
+from hpcdet.guard.resume.resume_verdicts import Check, Overrides, broken
 from hpcdet.policy.changes.policy_in_effect import PolicyInEffect
 from hpcdet.policy.compiled import MIX, CompiledPolicy, Matrix
 

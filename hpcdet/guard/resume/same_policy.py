@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from hpcdet.guard.guard import Guard
-from hpcdet.guard.resume.verdicts import Check, State, broken
+from hpcdet.guard.resume.resume_verdicts import Check, State, broken
 from hpcdet.policy.changes.policy_in_effect import PolicyInEffect
 from hpcdet.policy.changes.strictness import kind_between
 from hpcdet.policy.changes.weight_changes import differences

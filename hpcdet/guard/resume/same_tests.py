@@ -6,7 +6,7 @@ from typing import Any
 
 from hpcdet.guard.memorization_tests import MemorizationTests
 from hpcdet.guard.planted import PlantedCanaries
-from hpcdet.guard.resume.verdicts import NO_OVERRIDES, Check, Overrides, State, broken
+from hpcdet.guard.resume.resume_verdicts import NO_OVERRIDES, Check, Overrides, State, broken
 from hpcdet.guard.withheld import WithheldTwins
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hpcdet.containers import fetching, image_files, opening
-from hpcdet.containers.common import ContainerRuntime, RegistryLogin
+from hpcdet.containers.runtime import ContainerRuntime, RegistryLogin
 from hpcdet.errors import ConfigError
 from hpcdet.site import Site, folders
 from hpcdet.store.config.image_keys import Accelerator, is_path, named_images

@@ -11,7 +11,7 @@ from typing import Any
 
 import hpcdet
 from hpcdet.containers import image_files, opening
-from hpcdet.containers.common import Bind, Contained, ContainerRequest
+from hpcdet.containers.runtime import Bind, Contained, ContainerRequest
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.script import interpreters
 from hpcdet.schedulers import opening as schedulers

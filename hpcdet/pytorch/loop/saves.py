@@ -23,7 +23,7 @@ from hpcdet.store.trials.manifests import ManifestMeta
 
 if TYPE_CHECKING:  # imported where there is a policy only
     from hpcdet.guard.resume.fingerprints import Measured
-    from hpcdet.guard.resume.verdicts import Check
+    from hpcdet.guard.resume.resume_verdicts import Check
 
 
 class Saves:

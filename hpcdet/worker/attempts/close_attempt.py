@@ -13,7 +13,7 @@ from hpcdet.store.folder.records import End, Verdict
 from hpcdet.store.fs import files
 from hpcdet.store.trials import progress
 from hpcdet.store.trials.controls import in_force
-from hpcdet.worker.attempts import evidence, exit_reason, log_policies
+from hpcdet.worker.attempts import evidence, exit_reason, matched_log_policies
 from hpcdet.worker.attempts.exit_reason import Says
 from hpcdet.worker.attempts.lane import Lane
 
@@ -73,7 +73,7 @@ def conclude(
             reclaims=then.reclaims,
         )
     )
-    fit = log_policies.fitting(policies, attempt)
+    fit = matched_log_policies.fitting(policies, attempt)
     end = End(
         reason=reason,
         exit_code=exit_.code if exit_ else None,

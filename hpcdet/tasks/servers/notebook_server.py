@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcdet.store.fs import files
-from hpcdet.tasks.task_folder import TaskOrder, TaskPaths
+from hpcdet.tasks.folder.task_folder import TaskOrder, TaskPaths
 
 READY = "/api/status"
 """What a server answers once it is up; it does not count as use."""

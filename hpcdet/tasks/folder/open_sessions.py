@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hpcdet.schedulers.common import processes
 from hpcdet.store.fs import files
 from hpcdet.store.fs.json_record import JsonRecord
-from hpcdet.tasks.task_folder import TaskPaths
+from hpcdet.tasks.folder.task_folder import TaskPaths
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 TensorBoard can listen on TCP ports only. Its application is served here by werkzeug, on a socket,
 without TensorBoard's own data server (``--load_fast=false``), which would open a port.
 
-``python -Pm hpcdet.tasks.tensorboard_server TASK SOCKET`` is what the job runs.
+``python -Pm hpcdet.tasks.servers.tensorboard_server TASK SOCKET`` is what the job runs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 from hpcdet.interop.tensorboard import EventFiles
 from hpcdet.store.folder import log_streams
 from hpcdet.store.fs import files
-from hpcdet.tasks.private_socket import read_token
-from hpcdet.tasks.task_folder import TaskOrder, TaskPaths
-from hpcdet.tasks.token_gate import TokenGate
+from hpcdet.tasks.folder.task_folder import TaskOrder, TaskPaths
+from hpcdet.tasks.servers.private_socket import read_token
+from hpcdet.tasks.servers.token_gate import TokenGate
 
 LOOK_S = 10.0
 """Seconds between two looks at the journals, and between two of TensorBoard at its event files."""

@@ -1,0 +1,1 @@
+"""Servers of interactive tasks, on Unix sockets that their user alone can reach."""
