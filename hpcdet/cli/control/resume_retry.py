@@ -240,7 +240,6 @@ def _copies(trial: TrialPaths, names: Sequence[str]) -> list[Path]:
     metavar="WORD,...",
     help=f"Only those whose last attempt ended so: {', '.join(_ENDS)}.",
 )
-@click.option("--mem", metavar="x2|8G", help="Memory per slot from now on: a factor or a size.")
 @click.option(
     "--mem", metavar="x2|8G", help="Memory per slot from now on: a multiple or an amount."
 )

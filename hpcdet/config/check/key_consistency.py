@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from hpcdet.config.bounded_patterns import expression
 from hpcdet.config.check import search_goals, search_methods, search_space, staged_paths
 from hpcdet.config.check.problems import Problem
-from hpcdet.config.policy.bounded_patterns import expression
 from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import Space
 from hpcdet.store.config.data_secrets import is_secret

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from hpcdet.config.policy.bounded_patterns import expression
+from hpcdet.config.bounded_patterns import expression
 from hpcdet.config.policy.predicates import Predicate, predicate
 
 VERSION = "hpcdet/governance-v1"
