@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hpcdet.config.bounded_patterns import expression
 from hpcdet.config.check import search_goals, search_methods, search_space, staged_paths
 from hpcdet.config.check.problems import Problem
 from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import Space
+from hpcdet.store.config.bounded_patterns import expression
 from hpcdet.store.config.data_secrets import is_secret
 from hpcdet.store.config.placement import Fsdp2
 from hpcdet.store.config.resolved_config import Resolved

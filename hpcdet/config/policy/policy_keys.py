@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from hpcdet.config.bounded_patterns import expression
 from hpcdet.config.policy.predicates import Predicate, predicate
+from hpcdet.store.config.bounded_patterns import expression
 
 VERSION = "hpcdet/governance-v1"
 
