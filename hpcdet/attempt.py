@@ -144,7 +144,7 @@ def _failed(place: AttemptLocation, error: BaseException) -> int:
 
 
 def _redirect(log: Path) -> None:
-    """What this rank prints goes to its own file, whatever the launcher does with output."""
+    """Redirect this rank's output to its own file, whatever the launcher does with output."""
     files.make_folder(log.parent)
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, files.FILE_MODE)
     sys.stdout.flush()

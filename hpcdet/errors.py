@@ -42,7 +42,7 @@ class HpcdetError(Exception):
 
 
 class UsageError(HpcdetError):
-    """Wrong flags, or a confirmation was needed and nobody is there to give it."""
+    """Wrong flags, or a confirmation is needed and no terminal is there to ask."""
 
     exit_code = 2
     code = "USAGE"

@@ -56,7 +56,7 @@ def named(entrypoint: object) -> list[str]:
 
 
 def hidden(entrypoint: object) -> str:
-    """What keeps a Python from the module path that a rank hands on; "" where nothing does."""
+    """Return the words that keep a Python from a rank's module path; "" if there are none."""
     words = entrypoint if isinstance(entrypoint, list | tuple) else [entrypoint]
     found = _HIDDEN.search(" ".join(word for word in words if isinstance(word, str)))
     return found[0].strip() if found else ""

@@ -1,4 +1,4 @@
-"""What distributions register by entry points: backends for schedulers, and launchers.
+"""Plug-ins that distributions register by entry points: backends and launchers.
 
 hpcdet's own are looked up in its own distribution alone: the search through all others takes tens
 of milliseconds.

@@ -109,7 +109,7 @@ class PlainReader:
 
 
 class SourcedReader:
-    """A way through streams of several sources, which come as ``StreamOrder`` says.
+    """One pass through streams of several sources, in the order of ``StreamOrder``.
 
     Each stream has random numbers of its own, and begins anew when it has ended.
 

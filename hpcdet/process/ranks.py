@@ -85,7 +85,7 @@ def node_name(env: Mapping[str, str] = os.environ) -> str:
 
 
 def node_names(env: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the names of the nodes of all ranks, one of each; none where nothing says so."""
+    """Return the names of the nodes of all ranks, one of each; none where they are unknown."""
     if (file := env.get("PBS_NODEFILE")) and Path(file).is_file():
         return list(dict.fromkeys(Path(file).read_text().split()))
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):

@@ -1,4 +1,4 @@
-"""Simulated controller turns: what trials report, when the searcher hears it, and its answers."""
+"""Simulated controller turns: reports of trials, their delays, and the searcher's answers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class SimulatedCrank:
         return trial.heard_at
 
     def repeats(self, now: float) -> float | None:
-        """Return when the report written now is told once more; None if it is not."""
+        """Return the time at which the present report is repeated; None if it is not."""
         if self.cluster.repeats and self.rng.random() < self.cluster.repeats:
             return now + float(self.rng.exponential(60.0 + self.cluster.poll_s))
         return None

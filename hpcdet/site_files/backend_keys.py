@@ -1,4 +1,4 @@
-"""The keys of a site file that its scheduler and its launchers read, and nobody else."""
+"""Keys of a site file that only its scheduler and its launchers read."""
 
 from __future__ import annotations
 

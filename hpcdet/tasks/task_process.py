@@ -161,7 +161,7 @@ class TaskProcess:
         return end_at is not None and time.time() >= end_at - lead
 
     def _is_idle(self, now: float) -> bool:
-        """True if nobody has used a shell, or a command has printed nothing, for too long."""
+        """True if no shell is open, or a command has printed nothing, for too long."""
         if self.order.idle_s is None or self.order.kind in tunnels.PORTS:
             return False  # servers know best who uses them
         if self.order.kind == "shell":

@@ -26,7 +26,7 @@ _REACHED = (
 @click.argument("source")
 @output("policy.impact", ImpactView)
 def impact(out: Output, source: str) -> None:
-    """What a source has reached, over all experiments: checkpoints, layers, and heirs.
+    """The reach of a source over all experiments: checkpoints, layers, and heirs.
 
     It says what was exposed to the source, as checkpoints record it. Where lanes alone were, under
     assurance isolated, removing them removes the source; elsewhere go back to the last clean one.

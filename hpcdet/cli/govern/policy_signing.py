@@ -44,7 +44,7 @@ class DrawnKeyView:
 
 @dataclass(frozen=True)
 class SignedView:
-    """What was signed."""
+    """One signed file."""
 
     kind: str
     """``approval`` of a policy, ``certificate`` of a run key, ``run_key``: nothing was signed."""
@@ -292,7 +292,7 @@ def _write(to: Path, envelope: Mapping[str, Any]) -> None:
 
 
 def _refuse_nowhere(file: Path) -> None:
-    """Refuse a file for whose folder somebody has mistaken a name. Raises UsageError."""
+    """Refuse an output path whose folder does not exist. Raises UsageError."""
     if not file.parent.is_dir():
         hint = f"mkdir -p {file.parent}"
         raise UsageError("there is no such folder", where=str(file.parent), hint=hint)

@@ -147,7 +147,7 @@ def submitted(
 
 
 def _walltime(site: Site, partition: str | None) -> int:
-    """Return the walltime where nobody says one: what the partition allows, if that is less."""
+    """Return the default walltime, at most what the partition allows."""
     view = site.view(partition)
     limits = [WALLTIME_S, view.max_walltime_s, view.longest_s(1)]
     scheduler = opening.open_scheduler(site)

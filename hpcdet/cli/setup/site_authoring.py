@@ -1,4 +1,4 @@
-"""Verbs for whoever writes a site file: ``site init``, ``site lint``, ``site schema``."""
+"""Verbs for authors of site files: ``site init``, ``site lint``, ``site schema``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
     help="Where to write it [NAME.yaml among the user's site files].",
 )
 def init(name: str | None, out: Path | None) -> None:
-    """Draft a site file from what this host's cluster says of itself; print the file's name.
+    """Draft a site file from the facts of this host's cluster; print the file's name.
 
     NAME is the cluster's own name by default. A file that is there is never overwritten. `--out -`
     prints the text instead.

@@ -118,7 +118,7 @@ def of_validation(error: ValidationError, values: Mapping[str, Any]) -> list[Pro
 
 
 def _keys_of(key: str, kind: str) -> str:
-    """What to write where a section is expected, as a hint; "" elsewhere."""
+    """Return the hint for a value in place of a section; "" elsewhere."""
     model = model_at(key) if kind == "model_type" else None
     if model is None:
         return ""

@@ -128,7 +128,7 @@ def _sweep(python: str, paths: ExperimentPaths) -> None:
 
 @dataclass
 class SchedulerPace:
-    """What a holder has learnt of the scheduler; times are by ``Hands.clock``.
+    """A holder's knowledge of the scheduler; times are by ``Hands.clock``.
 
     Attributes:
         throttled_until: it is not asked to take jobs before.

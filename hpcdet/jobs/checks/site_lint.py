@@ -177,7 +177,7 @@ def _named(partition: str, what: str) -> str:
 
 
 def missing() -> list[str]:
-    """Return what is to be said where not all was looked at."""
+    """Return the notes on checks that were not made."""
     if _shellcheck_command() is None:
         return ["shellcheck is not installed: scripts were read by bash alone"]
     return []

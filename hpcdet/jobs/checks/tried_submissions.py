@@ -15,7 +15,7 @@ from hpcdet.site import Site
 
 
 def findings(site: Site) -> Iterator[SiteFinding]:
-    """Yield what the scheduler says to a small job in each partition of the site file.
+    """Yield the scheduler's answer to a small job in each partition of the site file.
 
     A wrong account, queue, resource or directive is found so. What cannot be rendered, and a
     scheduler that does not answer, are said elsewhere.

@@ -143,7 +143,7 @@ def binds(experiment: Resolved, site: Site, paths: ExperimentPaths) -> tuple[Bin
 
 
 def digest_now(image: RankImage, paths: ExperimentPaths) -> str:
-    """Return the digest of an image as it is now; "" where nobody but the launcher knows it.
+    """Return the present digest of an image; "" where the launcher alone knows it.
 
     It is computed anew only where sizes or times are not those of the submission.
     """

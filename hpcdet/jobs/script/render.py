@@ -92,7 +92,7 @@ def quote(value: Any) -> str:
 
 @dataclass(frozen=True)
 class OtherCommand:
-    """What runs in the place of a worker.
+    """A command that runs in the place of a worker.
 
     Attributes:
         user: options in the place of the experiment's; None: those.

@@ -236,7 +236,7 @@ class DataLoader:
         return np.arange(len(self.dataset))
 
     def with_samples(self, dataset: Any) -> DataLoader:
-        """The same loader of a data set that has more samples, of which ``training`` is told.
+        """Return the same loader over a data set with further samples; ``sources`` names theirs.
 
         Args:
             dataset: with indices, and ``sources``.

@@ -105,7 +105,7 @@ class Probing:
         return True
 
     def _lacks_room(self) -> bool:
-        """Whether some rank cannot hold the whole model, so that nothing is probed, and it says so.
+        """True if some rank cannot hold the whole model: nothing is probed, and a warning says so.
 
         Raises:
             PolicyRefused: isolation is wanted, which probes have to show (P11).

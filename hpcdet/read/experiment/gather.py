@@ -129,7 +129,7 @@ class GatheredTrial(TrialFiles):
 
 
 class Memory:
-    """What one process has read of an experiment, for several looks at it."""
+    """The files of an experiment that one process has read, for several views."""
 
     def __init__(self, paths: ExperimentPaths, clock: Callable[[], float] = time.monotonic) -> None:
         self.paths = paths

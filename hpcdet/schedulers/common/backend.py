@@ -58,7 +58,7 @@ class ScriptFace(Protocol):
         """Refuse options of the user that undo what a policy requires. Raises PolicyRefused."""
 
     def check_capability(self, given: Mapping[str, Any]) -> None:
-        """Refuse what a site file says under a capability. Raises ValueError, for people."""
+        """Check a capability's section in a site file. Raises ValueError with a message for people."""
 
     def node_request(
         self, names: Sequence[str], known: Mapping[str, Mapping[str, Any]], site: str
@@ -124,7 +124,7 @@ class InsideFace(Protocol):
         """Return the scheduler's name of this node."""
 
     def shown_node(self, name: str) -> ShownNode | None:
-        """Return a node as the scheduler shows it; None where it says nothing."""
+        """Return a node as the scheduler shows it; None where it shows none."""
 
     def granted_gpus(self, environ: Mapping[str, str]) -> int:
         """Return how many accelerators of this node the allocation has; 0: it does not say."""
@@ -200,7 +200,7 @@ class NamesFace(Protocol):
 
 
 class FactsFace(Protocol):
-    """Facts: what the cluster says of itself.
+    """Facts: the cluster's own description.
 
     Attributes:
         commands: without a cluster, too, they may be installed.

@@ -1,4 +1,4 @@
-"""What one submission asks for, in words of no particular scheduler."""
+"""Requests of one submission, in words of no particular scheduler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AfterEnd = Literal["", "bad", "any"]
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """What a policy requires of the nodes of a job.
+    """A policy's requirements on the nodes of a job.
 
     Attributes:
         capabilities: names in the policy.

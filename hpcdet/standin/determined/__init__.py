@@ -1,4 +1,4 @@
-"""What ``import determined`` finds in the processes of a rank: hpcdet's face of that package.
+"""The package that ``import determined`` finds in a rank: hpcdet's face of it.
 
 The folder above is on the module path of ranks and of what they start
 (``hpcdet.process.determined_imports``).

@@ -107,7 +107,7 @@ class ExperimentPaths:
 
     @property
     def rehearsal(self) -> bool:
-        """True for the copy that ``hpcdet test`` tries, which nothing outside of it hears of."""
+        """True for the private copy that ``hpcdet test`` tries."""
         return self.root.parent.name.startswith(REHEARSAL)
 
     @property

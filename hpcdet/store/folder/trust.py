@@ -97,7 +97,7 @@ def exchangeable(root: Path) -> Iterator[str]:
 
 
 def removers(status: os.stat_result) -> str:
-    """Name those who may remove what lies in a folder of another's, in words; "" if nobody may."""
+    """Name the users who may remove files from another user's folder; "" if there are none."""
     return "" if status.st_mode & stat.S_ISVTX else _writers(status)
 
 

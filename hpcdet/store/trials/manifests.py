@@ -33,7 +33,7 @@ class Linked(TypedDict):
 
 
 class ManifestMeta(TypedDict, total=False):
-    """What a manifest remembers beside the state; keys of users and of newer versions are kept.
+    """The metadata of a manifest; keys of users and of newer versions are kept.
 
     Keys:
         kind: ``kept`` if the rules of retention see it, for the reasons in ``kept``; ``resume``;

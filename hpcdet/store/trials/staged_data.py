@@ -162,7 +162,7 @@ def _taken(fd: int, kind: int) -> bool:
 
 
 def _sweep(base: Path, mine: Path | None = None) -> None:
-    """Remove the copies of allocations whose lock nobody holds."""
+    """Remove the copies of allocations whose lock is free."""
     for path in base.glob("data-*.lock"):
         if mine is not None and path.stem == mine.name:
             continue

@@ -1,1 +1,1 @@
-"""What a task keeps on disk: its folder, and the shells that are open in it."""
+"""Files of a task: its folder, and the shells that are open in it."""

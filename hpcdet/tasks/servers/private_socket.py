@@ -65,7 +65,7 @@ class SocketConnection(http.client.HTTPConnection):
 
 
 def status(path: Path, address: str, token: str) -> int | None:
-    """Return the status of a GET request through a socket; None if nobody answers.
+    """Return the status of a GET request through a socket; None without an answer.
 
     Args:
         address: path and query of the URL.

@@ -51,12 +51,12 @@ class SocketServer:
         self._server.serve_forever()
 
     def get_url(self) -> str:
-        """Return an address that TensorBoard accepts as one; nobody listens there."""
+        """Return an address that TensorBoard accepts; no server listens there."""
         return "http://localhost/"
 
 
 def serve(task: TaskPaths, path: Path) -> None:
-    """Serve the event files of a task until nobody has asked for anything for a while."""
+    """Serve the event files of a task until it is idle."""
     from tensorboard import default, program
 
     order = TaskOrder.read(task.order)
@@ -89,7 +89,7 @@ def _follow(written: EventFiles, said: list[str]) -> None:
 
 
 def _update(written: EventFiles, said: list[str]) -> list[str]:
-    """Bring the event files up to date; print what is wrong, unless that was said before."""
+    """Bring the event files up to date; print each problem once."""
     try:
         wrong = written.update()
     except OSError as error:  # a full disk; it may have room the next time

@@ -66,7 +66,7 @@ class GovernedNode:
         return None if policy is None else statements.demand_of(policy, self._opened.site)
 
     def _against_the_scheduler(self) -> str:
-        """Return how the scheduler's view of the node differs; "" also where it says nothing."""
+        """Return how the scheduler's view of the node differs; "" also where it has none."""
         name = self.name
         if name not in self._allocation.nodes:
             return f"G121: node {name} is none of this job's"
