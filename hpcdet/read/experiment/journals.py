@@ -68,7 +68,7 @@ def batches(line: Line) -> int:
 
 @dataclass(frozen=True)
 class Compared:
-    """The basis of comparisons of trials: names of metrics, and the unit of the search's lengths."""
+    """The basis of comparisons of trials: names of metrics, and the unit of lengths."""
 
     names: frozenset[str]
     unit: Unit

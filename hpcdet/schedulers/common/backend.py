@@ -58,7 +58,7 @@ class ScriptFace(Protocol):
         """Refuse options of the user that undo what a policy requires. Raises PolicyRefused."""
 
     def check_capability(self, given: Mapping[str, Any]) -> None:
-        """Check a capability's section in a site file. Raises ValueError with a message for people."""
+        """Check a capability in a site file. Raises ValueError with a message for people."""
 
     def node_request(
         self, names: Sequence[str], known: Mapping[str, Mapping[str, Any]], site: str
