@@ -9,7 +9,7 @@ import os
 import subprocess
 from typing import Any
 
-from hpcdet.schedulers.pbs import pbs_commands
+from hpcdet.schedulers.pbs_family import pbs_commands
 from tests.experiments import until
 
 _PROBE = ("qsub", "-f", "-h", "-N", "probe", "-j", "oe", "-o", "/dev/null", "--", "/bin/true")

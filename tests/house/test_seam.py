@@ -17,10 +17,10 @@ WORDS = re.compile(
 """Words of Slurm, PBS and Torque."""
 
 OWN = (
-    *("schedulers/slurm/", "schedulers/pbs/", "schedulers/torque/"),
+    *("schedulers/slurm/", "schedulers/pbs_family/", "schedulers/pbs/", "schedulers/torque/"),
     *("launchers/srun.py", "launchers/pbsdsh.py"),
 )
-"""Backends, and launchers that belong to one scheduler."""
+"""Backends, what those of one family share, and launchers that belong to one scheduler."""
 RANKS = "process/ranks.py"
 """A rank reads its number where its launcher puts it."""
 SECTIONS = (

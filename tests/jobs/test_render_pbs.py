@@ -16,7 +16,7 @@ from hpcdet.jobs.script.render import render
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.schedulers.common.job_script import Translation
 from hpcdet.schedulers.common.request import NodeRequest, UserOptions
-from hpcdet.schedulers.pbs.script import pbs_script
+from hpcdet.schedulers.pbs.pbs_script import SCRIPT
 from hpcdet.site import Site
 from hpcdet.site_files import load_site as sites
 from hpcdet.store.config.placement import Pbs
@@ -144,7 +144,7 @@ def test_options_that_hpcdet_sets_itself_are_refused_by_name(
     arguments: list[str], what: str
 ) -> None:
     with pytest.raises(ConfigError, match=what) as caught:
-        pbs_script.check(UserOptions(tuple(arguments), "pbs.pbsbatch_args"))
+        SCRIPT.check(UserOptions(tuple(arguments), "pbs.pbsbatch_args"))
     assert caught.value.where == "pbs.pbsbatch_args"
 
 
@@ -171,18 +171,18 @@ def test_jobs_wait_as_they_are_told() -> None:
 def test_a_policy_asks_for_resources_of_each_host() -> None:
     known: dict[str, dict[str, Any]]
     known = {"phi": {"select": {"gov_phi": True}, "queue": "phi"}, "net": {"select": {"net": "a"}}}
-    asked = pbs_script.node_request(["phi", "net"], known, "s")
+    asked = SCRIPT.node_request(["phi", "net"], known, "s")
     assert asked.features == ("gov_phi=True", "net=a")
     assert asked.settings == {"partition": "phi"}
-    pbs_script.refuse_undoing("phi", UserOptions(), asked)
+    SCRIPT.refuse_undoing("phi", UserOptions(), asked)
     with pytest.raises(PolicyRefused, match="would undo"):
-        pbs_script.refuse_undoing("other", UserOptions(), asked)
+        SCRIPT.refuse_undoing("other", UserOptions(), asked)
     with pytest.raises(PolicyRefused, match="several"):
-        pbs_script.node_request(["a", "b"], {"a": {"queue": "x"}, "b": {"queue": "y"}}, "s")
+        SCRIPT.node_request(["a", "b"], {"a": {"queue": "x"}, "b": {"queue": "y"}}, "s")
     with pytest.raises(PolicyRefused, match="does not say"):
-        pbs_script.node_request(["a"], {"a": {}}, "s")
+        SCRIPT.node_request(["a"], {"a": {}}, "s")
     with pytest.raises(ValueError, match="no resource of a host"):
-        pbs_script.check_capability({"select": {"a": "1:ncpus=9"}})
+        SCRIPT.check_capability({"select": {"a": "1:ncpus=9"}})
     assert isinstance(asked, NodeRequest)
 
 
@@ -248,7 +248,7 @@ def test_the_script_hands_over_after_a_worker_that_could_not(
 
 
 def translated(*lines: str) -> Translation:
-    return pbs_script.translate("\n".join(["#!/bin/bash", *lines]), "mine")
+    return SCRIPT.translate("\n".join(["#!/bin/bash", *lines]), "mine")
 
 
 def test_a_job_script_becomes_a_config() -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from hpcdet.schedulers.common.base import Submission
-from hpcdet.schedulers.pbs import pbs_commands, pbs_query
+from hpcdet.schedulers.pbs import pbs_query
 from hpcdet.schedulers.pbs.pbs import PbsScheduler
+from hpcdet.schedulers.pbs_family import pbs_commands
 from hpcdet.site import Site
 from hpcdet.site_files import load_site as sites
 from tests import RECORDED

@@ -5,7 +5,6 @@ The real thing itself is in ``tests/pbs``; here a fake ``qsub`` and the like sta
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,7 @@ import pytest
 
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.base import Job, SubmissionRefused, TaskState, Usage
-from hpcdet.schedulers.pbs import (
-    pbs_commands,
-)
-from hpcdet.schedulers.pbs.answers import pbs_text
+from hpcdet.schedulers.pbs_family import pbs_commands, pbs_text
 from tests.schedulers.pbs_fakes import (
     OUTPUTS,
     Fake,
@@ -105,7 +101,7 @@ def test_commands_off_the_path_are_those_of_the_installation(
 ) -> None:
     fake_pbs("qsub", "echo 42.vm")
     (tmp_path / "pbs.conf").write_text(f"# of PBS\nPBS_EXEC={tmp_path}\nPBS_SERVER=vm\n")
-    monkeypatch.setenv("PATH", os.defpath)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     pbs_commands.path.cache_clear()
     assert scheduler().submit(submission(tmp_path)) == "42.vm"
     assert pbs_commands.server() == "vm"

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from hpcdet.schedulers.common.base import Job, Task, TaskState
-from hpcdet.schedulers.pbs.answers import pbs_ids, pbs_states, pbs_text, pbs_waits
-from hpcdet.schedulers.pbs.answers.pbs_text import PbsRow
+from hpcdet.schedulers.pbs import pbs_states
+from hpcdet.schedulers.pbs_family import pbs_ids, pbs_text, pbs_waits
+from hpcdet.schedulers.pbs_family.pbs_text import PbsRow
 from tests.schedulers.pbs_fakes import (
     printed,
     recorded,

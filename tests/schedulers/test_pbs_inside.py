@@ -12,14 +12,9 @@ from hpcdet.launchers.common import StepRequest
 from hpcdet.launchers.mpirun import LAUNCHER
 from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.schedulers.common.base import TaskState
-from hpcdet.schedulers.pbs import (
-    pbs_facts,
-    pbs_inside,
-    pbs_names,
-    remote_shell,
-    server_survey,
-)
-from hpcdet.schedulers.pbs.answers import pbs_queues
+from hpcdet.schedulers.pbs import pbs_facts, pbs_inside, remote_shell, server_survey
+from hpcdet.schedulers.pbs_family import pbs_queues
+from hpcdet.schedulers.pbs_family.pbs_names import NAMES
 from hpcdet.site_files import load_site as sites
 from tests.schedulers.pbs_fakes import (
     Fake,
@@ -238,8 +233,6 @@ def test_the_remote_shell_starts_what_ssh_would(fake_pbs: Fake) -> None:
     ],
 )
 def test_ids_as_people_write_them(text: str, job: str, means: bool) -> None:
-    assert pbs_names.means(text, job) is means
-    assert (
-        pbs_names.task_id("12[].vm", 3) == "12[3].vm" and pbs_names.job_of("12[3].vm") == "12[].vm"
-    )
-    assert pbs_names.waited_for("pbs:12.vm") == "12.vm" and pbs_names.waited_for("12[3].vm") is None
+    assert NAMES.means(text, job) is means
+    assert NAMES.task_id("12[].vm", 3) == "12[3].vm" and NAMES.job_of("12[3].vm") == "12[].vm"
+    assert NAMES.waited_for("pbs:12.vm") == "12.vm" and NAMES.waited_for("12[3].vm") is None

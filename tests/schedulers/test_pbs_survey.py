@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hpcdet.jobs.site_draft import draft
 from hpcdet.schedulers.pbs import server_survey
-from hpcdet.schedulers.pbs.answers import pbs_queues
+from hpcdet.schedulers.pbs_family import pbs_queues
 from hpcdet.site_files import load_site
 from tests import RECORDED
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdet.schedulers.common import cluster_facts
 from hpcdet.schedulers.slurm import slurm_facts
 from hpcdet.site import Site
 from hpcdet.site_files import load_site
@@ -133,16 +134,16 @@ def test_the_cluster_is_asked_once_a_day(cluster: Cluster, cli: Cli, tmp_path: P
     [kept] = (tmp_path / "cache" / "polling").glob("facts-*.json")
     old = json.loads(kept.read_text())
     cluster.say()
-    kept.write_text(json.dumps({**old, "at": old["at"] - slurm_facts.GOOD_FOR_S}))
+    kept.write_text(json.dumps({**old, "at": old["at"] - cluster_facts.GOOD_FOR_S}))
     assert resolved().limits.kill_wait_s == 45
     # an answer of yesterday is better than none
-    kept.write_text(json.dumps({**old, "at": old["at"] - slurm_facts.GOOD_FOR_S}))
+    kept.write_text(json.dumps({**old, "at": old["at"] - cluster_facts.GOOD_FOR_S}))
     (cluster.folder / "away").touch()
     assert resolved().limits.kill_wait_s == 46
     # who asks anew hears that it is that answer
     said = cli("site", "detect", "--profile", "generic-slurm").err
     assert "did not answer (scontrol show config: Unable to contact" in said
-    day = datetime.fromtimestamp(old["at"] - slurm_facts.GOOD_FOR_S, UTC).date()
+    day = datetime.fromtimestamp(old["at"] - cluster_facts.GOOD_FOR_S, UTC).date()
     assert f"what it said on {day} stands" in said
     kept.write_text(json.dumps({**old, "at": "yesterday"}))
     assert "did not answer" in slurm_facts.resolved(load("generic-slurm"))[1]

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
-
-from submitit.core import utils
 
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.base import (
@@ -17,25 +13,19 @@ from hpcdet.schedulers.common.base import (
     Job,
     NodeGroup,
     PartitionInfo,
-    Refusal,
     Submission,
-    SubmissionRefused,
     Task,
     Usage,
 )
 from hpcdet.schedulers.common.polling import QueryAnswer, SharedQuery
-from hpcdet.schedulers.pbs import pbs_commands, pbs_query
-from hpcdet.schedulers.pbs.answers import pbs_ids, pbs_queues, pbs_states, pbs_text
-from hpcdet.schedulers.pbs.answers.pbs_text import PbsRow
-from hpcdet.schedulers.pbs.pbs_commands import FINISHED, OVER
-from hpcdet.schedulers.pbs.pbs_executor import PbsExecutor, PbsRefused
+from hpcdet.schedulers.pbs import pbs_query, pbs_states
+from hpcdet.schedulers.pbs_family import pbs_commands, pbs_ids, pbs_queues, pbs_text
+from hpcdet.schedulers.pbs_family.pbs_commands import FINISHED, OVER
+from hpcdet.schedulers.pbs_family.pbs_executor import submit
+from hpcdet.schedulers.pbs_family.pbs_text import PbsRow
 from hpcdet.site import Site
 
 _WAITING = frozenset("QHW")
-
-
-def _nothing() -> None:
-    """The command for submitit; the script itself holds the real one."""
 
 
 class PbsScheduler:
@@ -50,16 +40,8 @@ class PbsScheduler:
 
     def submit(self, submission: Submission) -> str:
         """See ``base.Scheduler``."""
-        try:
-            with tempfile.TemporaryDirectory(prefix="hpcdet-") as folder:
-                executor = PbsExecutor(Path(folder), submission.script)
-                jobs = executor.submit_array([_nothing] * submission.tasks)
-        except PbsRefused as error:
-            raise SubmissionRefused(pbs_text.refusal(error.code, str(error))) from error
-        except (Unavailable, utils.FailedSubmissionError) as error:
-            # whether there is a job now is not known: it is looked for before another submission
-            raise SubmissionRefused(Refusal("unavailable", str(error))) from error
-        return pbs_ids.job_and_index(str(jobs[0].job_id))[0]
+        # without -f a first qsub stays behind to serve later ones, in the environment of its own
+        return submit(submission, ("-f",))
 
     def find(self, name: str, tag: str) -> str | None:
         """See ``base.Scheduler``. Asked only after a submission whose end is not known."""

@@ -1,28 +1,21 @@
-"""``backend.FactsFace`` of PBS: what a site file leaves open, asked once and kept for a day.
+"""``backend.FactsFace`` of PBS: what a site file leaves open.
 
-``qstat -Bf`` and ``qstat -Qf`` are run on the login node; what they say lies in
-``pbs-facts-KEY.json`` of the user's cache folder, one file for each server as this host sees it.
+``qstat -Bf`` and ``qstat -Qf`` are run on the login node.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
-import socket
-import time
-from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from hpcdet.errors import Unavailable
-from hpcdet.schedulers.common.polling import cache_folder
+from hpcdet.schedulers.common.cluster_facts import NOT_ASKED, Answer, recall, settle
 from hpcdet.schedulers.common.survey import ClusterSurvey
-from hpcdet.schedulers.pbs import pbs_commands, pbs_query
-from hpcdet.schedulers.pbs.answers.pbs_queues import Attributes
+from hpcdet.schedulers.pbs import pbs_query
+from hpcdet.schedulers.pbs_family import pbs_commands
+from hpcdet.schedulers.pbs_family.pbs_queues import Attributes
 from hpcdet.site import Site
-from hpcdet.store.fs import files
 
 commands = ("qsub", "qstat")
 
@@ -47,7 +40,6 @@ reads = frozenset({
 generic = "generic-pbs"
 launcher = "mpirun"
 
-GOOD_FOR_S = 86400.0
 _KILL_DELAY_S = 10.0
 """What PBS waits between TERM and KILL where the queue says nothing."""
 _PER_USER = re.compile(r"\[u:PBS_GENERIC=(\d+)\]")
@@ -76,30 +68,13 @@ def resolved(
     """See ``backend.FactsFace``."""
     if not site.open:
         return site, ""
-    at, known, why = _known(fresh) if ask else (0.0, None, "it was not asked")
-    answers = dict(_answers(known, site, pool)) if known is not None else {}
-    values: dict[str, Any] = {}
-    for part in ("capabilities", "limits"):
-        told = {
-            key.partition(".")[2]: value
-            for key, (value, _) in answers.items()
-            if key.startswith(part)
-        }
-        values[part] = getattr(site, part).model_copy(update=told)
-    assumed = site.open - answers.keys()
-    day = datetime.fromtimestamp(at, UTC).date()
-    origins = {key: f"asked on {day}: {source}" for key, (_, source) in answers.items()}
-    origins |= dict.fromkeys(assumed, f"assumed: {why or 'the server does not say'}")
-    found = site.settled(values, origins)
-    if known is None:
-        return found, f"{why}: careful values are assumed for {', '.join(sorted(assumed))}"
-    return found, f"{why}: what it said on {day} stands" if why and fresh else ""
+    seen = (pbs_commands.path("qstat"), pbs_commands.server())
+    known = recall("pbs-", seen, pbs_query.attributes, fresh=fresh) if ask else NOT_ASKED
+    return settle(site, known, lambda said: _answers(said, site, pool), fresh=fresh)
 
 
-def _answers(
-    known: Attributes, site: Site, pool: str | None
-) -> Iterator[tuple[str, tuple[Any, str]]]:
-    """Key to value and source of each open key that the server has an answer for."""
+def _answers(known: Attributes, site: Site, pool: str | None) -> Iterable[Answer]:
+    """Key to value and source of each key that the server has an answer for."""
     server = known.get("", {})
     queue = str(site.view(pool).directives.get("partition") or server.get("default_queue", ""))
     of_queue = known.get(queue, {})
@@ -120,29 +95,4 @@ def _answers(
     delay = of_queue.get("kill_delay", "")
     waits = float(delay) if delay.isdecimal() else _KILL_DELAY_S
     found["limits.kill_wait_s"] = (waits, f"kill_delay={delay or 'unset'} of {queue or 'a queue'}")
-    return ((key, value) for key, value in found.items() if key in site.open)
-
-
-def _known(fresh: bool) -> tuple[float, Attributes | None, str]:
-    """Return when the server said what, and why it says nothing new; ask now if that is old."""
-    try:
-        path = _path()
-        before = files.read_json(path)
-        at, said = (before["at"], before["said"]) if isinstance(before, dict) else (0.0, None)
-        if said is not None and not fresh and 0 <= time.time() - at < GOOD_FOR_S:
-            return at, said, ""
-        try:
-            now = pbs_query.attributes()
-        except Unavailable as error:
-            return at, said, f"the server did not answer ({error.what})"
-        at = time.time()
-        files.replace(path, files.canonical({"at": at, "said": now}))
-        return at, now, ""
-    except (OSError, Unavailable, KeyError, TypeError) as error:
-        return 0.0, None, f"the user's cache folder cannot be used ({error})"
-
-
-def _path() -> Path:
-    seen = (socket.getfqdn(), pbs_commands.path("qstat"), pbs_commands.server())
-    digest = hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
-    return cache_folder() / f"pbs-facts-{digest}.json"
+    return found.items()

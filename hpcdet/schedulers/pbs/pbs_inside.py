@@ -12,9 +12,9 @@ from pathlib import Path
 
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.allocation import Allocation, ShownNode, by_script
-from hpcdet.schedulers.pbs import pbs_commands, pbs_query
-from hpcdet.schedulers.pbs.answers import pbs_queues, pbs_text
-from hpcdet.schedulers.pbs.answers.pbs_text import PbsRow
+from hpcdet.schedulers.pbs import pbs_query
+from hpcdet.schedulers.pbs_family import pbs_commands, pbs_queues, pbs_text
+from hpcdet.schedulers.pbs_family.pbs_text import PbsRow
 from hpcdet.store.folder.records import Reason
 
 early_s = 0.0

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.allocation import ShownNode
-from hpcdet.schedulers.pbs import pbs_commands
-from hpcdet.schedulers.pbs.answers import pbs_ids, pbs_queues, pbs_text
-from hpcdet.schedulers.pbs.answers.pbs_text import PbsRow
-from hpcdet.schedulers.pbs.pbs_commands import OVER
+from hpcdet.schedulers.pbs_family import pbs_commands, pbs_ids, pbs_queues, pbs_text
+from hpcdet.schedulers.pbs_family.pbs_commands import OVER
+from hpcdet.schedulers.pbs_family.pbs_text import PbsRow
 
 _AT_ONCE = 500
 """Jobs that one ``qstat`` is asked about."""

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from hpcdet.schedulers.pbs import pbs_commands
+from hpcdet.schedulers.pbs_family import pbs_commands
 
 _NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 

@@ -6,9 +6,9 @@ import json
 import re
 
 from hpcdet.schedulers.common.survey import ClusterSurvey, QueueSurvey
-from hpcdet.schedulers.pbs import pbs_commands, pbs_query
-from hpcdet.schedulers.pbs.answers import pbs_queues, pbs_text
-from hpcdet.schedulers.pbs.answers.pbs_queues import Attributes
+from hpcdet.schedulers.pbs import pbs_query
+from hpcdet.schedulers.pbs_family import pbs_commands, pbs_queues, pbs_text
+from hpcdet.schedulers.pbs_family.pbs_queues import Attributes
 
 _MIB = {"": 2**20, "k": 2**10, "m": 1, "g": 2**-10, "t": 2**-20}
 """How many of a unit are a MiB."""

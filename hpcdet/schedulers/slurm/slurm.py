@@ -20,6 +20,7 @@ from submitit.core import utils
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpcdet.errors import Unavailable
+from hpcdet.schedulers.common import commands
 from hpcdet.schedulers.common.base import (
     Capabilities,
     Job,
@@ -32,15 +33,12 @@ from hpcdet.schedulers.common.base import (
     Usage,
 )
 from hpcdet.schedulers.common.polling import SharedQuery
-from hpcdet.schedulers.common.variables import scrubbed
 from hpcdet.schedulers.slurm import slurm_names
 from hpcdet.schedulers.slurm.answers import slurm_features, slurm_tasks, slurm_text, slurm_waits
 from hpcdet.schedulers.slurm.answers.slurm_tasks import JobAccounting
 from hpcdet.schedulers.slurm.answers.slurm_text import SlurmRow
 from hpcdet.site import Site
 from hpcdet.site.models import SiteLimits
-
-_LIMIT_S = 120
 
 
 def run(argv: Sequence[str], times: str = "%s") -> subprocess.CompletedProcess[str]:
@@ -52,32 +50,9 @@ def run(argv: Sequence[str], times: str = "%s") -> subprocess.CompletedProcess[s
     Raises:
         Unavailable: it is not there, or does not end in time.
     """
-    environ = {
-        **scrubbed(os.environ, slurm_names),
-        "LC_ALL": "C",
-        "SLURM_TIME_FORMAT": times,
-        "SLURM_BITSTR_LEN": "0",  # else the list of a long array's tasks is cut off
-    }
-    try:
-        return subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            env=environ,
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise Unavailable(
-            f"there is no {argv[0]} on PATH",
-            hint="run this on a host of the cluster, or load the module that has Slurm's commands",
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise Unavailable(
-            f"{argv[0]} gave no answer in {_LIMIT_S} s",
-            hint="Slurm's controller may be overloaded or down (scontrol ping); try again later",
-        ) from error
+    # else the list of a long array's tasks is cut off
+    settings = {"SLURM_TIME_FORMAT": times, "SLURM_BITSTR_LEN": "0"}
+    return commands.run(argv, slurm_names, settings, whose="Slurm", probe="scontrol ping")
 
 
 class ScriptExecutor(SlurmExecutor):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hpcdet.errors import ConfigError
 from hpcdet.schedulers.common.request import DEFAULT_PRIORITY, ScriptRequest, UserOptions
-from hpcdet.schedulers.pbs.answers import pbs_ids
-from hpcdet.schedulers.pbs.answers.pbs_text import TAG
-from hpcdet.schedulers.pbs.script import host_requests
+from hpcdet.schedulers.pbs_family import pbs_ids
+from hpcdet.schedulers.pbs_family.pbs_text import TAG
 from hpcdet.site.models import Value
 
 MEBI = 1024**2
@@ -30,15 +29,19 @@ LETTERS = {
 """Words of ours for options of ``qsub`` that are no resources."""
 ATTRIBUTES = ("umask", "depend")
 """What ``-W`` sets."""
-RESOURCES = ("select", "place", "walltime")
+RESOURCES = ("select", "nodes", "place", "walltime")
 OURS = frozenset({
     "name", "array", "rerun", "hold", "tag", "output", "join", "checkpoint", "umask", "depend",
-    "select",
+    "select", "nodes",
 })  # fmt: skip
 """What the worker relies on; users' options may not change it."""
 _LETTER = {letter: name for name, letter in LETTERS.items()}
 _HINT = 'write ["-A acct", "-l place=scatter:excl", "-l filesystems=home"]'
 _CHUNK = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+_WORDS = frozenset((*LETTERS, *ATTRIBUTES, *RESOURCES))
+"""Options that templates name."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,6 @@ class PbsDirectives:
     """
 
     values: Mapping[str, Value]
-    known: frozenset[str]
 
     def __call__(self, *names: str) -> list[str]:
         return [
@@ -61,17 +63,37 @@ class PbsDirectives:
 
     @property
     def others(self) -> list[str]:
-        return self(*(name for name in self.values if name not in self.known))
+        return self(*(name for name in self.values if name not in _WORDS))
 
 
-def collect(request: ScriptRequest) -> PbsDirectives:
-    """All options of a submission.
+@dataclass(frozen=True)
+class WorkerSize:
+    """The size of a worker, or of a sentinel.
+
+    Attributes:
+        nodes: that it has; all others are of each of them.
+        memory: bytes; None: what the scheduler gives.
+        chunk: further resources, of the site.
+    """
+
+    nodes: int
+    ranks: int
+    cpus: int
+    memory: int | None
+    chunk: Mapping[str, Value]
+
+
+Sizes = Callable[[ScriptRequest, WorkerSize], dict[str, Value]]
+"""The options by which a scheduler is asked for a size."""
+
+
+def collect(request: ScriptRequest, sizes: Sizes) -> dict[str, Value]:
+    """All options of a submission, but for what a policy requires.
 
     Raises:
         ConfigError: an option of the user is not understood, or asks for what hpcdet sets itself.
-        PolicyRefused: one would undo what a policy requires (P17).
     """
-    values: dict[str, Value] = {**_ours(request), **_of_site(request)}
+    values = {**_ours(request), **sizes(request, _size(request)), **_of_site(request)}
     if request.priority is not None:
         values["priority"] = (DEFAULT_PRIORITY - request.priority) * _PRIORITY
     for name in request.view.skip:
@@ -82,15 +104,23 @@ def collect(request: ScriptRequest) -> PbsDirectives:
     values.update(user)
     if request.pool is not None:
         values["queue"] = request.pool
-    if request.required is not None:
-        values = host_requests.added(values, chosen(request.pool, request.user), request.required)
-    return PbsDirectives(values, frozenset(LETTERS) | frozenset(ATTRIBUTES) | frozenset(RESOURCES))
+    return values
 
 
 def chosen(pool: str | None, user: UserOptions) -> dict[str, Value]:
-    """PbsDirectives that the experiment's user has chosen. Raises ConfigError as ``parse``."""
+    """Options that the experiment's user has chosen. Raises ConfigError as ``parse``."""
     given = {"queue": pool} if pool is not None else {}
     return {**parse(user), **given}
+
+
+def _size(request: ScriptRequest) -> WorkerSize:
+    memory = request.memory_per_node
+    if not request.watches:
+        ranks = request.ranks_per_node
+        cpus = ranks * request.cpus_per_rank
+        return WorkerSize(request.nodes, ranks, cpus, memory, request.view.chunk)
+    little = None if memory is None else min(memory, SENTINEL_MEMORY)
+    return WorkerSize(request.view.bounds.min_nodes or 1, 1, 1, little, {})
 
 
 def _ours(request: ScriptRequest) -> dict[str, Value]:
@@ -105,8 +135,6 @@ def _ours(request: ScriptRequest) -> dict[str, Value]:
         "array": f"0-{width - 1}%{request.throttle}" if width > 1 else None,
         "rerun": "y" if request.rerun and not small else "n",
         "checkpoint": "n",
-        "select": _select(request, small=small),
-        "place": request.view.place or ("scatter" if request.nodes > 1 and not small else None),
         "walltime": None if walltime is None else duration(walltime),
         "hold": request.held or None,
         "depend": _depend(request),
@@ -117,26 +145,13 @@ def _ours(request: ScriptRequest) -> dict[str, Value]:
     }
 
 
-def _select(request: ScriptRequest, *, small: bool) -> str:
-    """One chunk for each node of a worker."""
-    ranks = 1 if small else request.ranks_per_node
-    memory = request.memory_per_node
-    if small and memory is not None:
-        memory = min(memory, SENTINEL_MEMORY)
-    chunk: dict[str, Value] = {
-        "ncpus": 1 if small else ranks * request.cpus_per_rank,
-        "mpiprocs": ranks,
-        "mem": None if memory is None else f"{math.ceil(memory / MEBI)}mb",
-    }
-    if not small:
-        chunk |= request.view.chunk
-    for name in request.view.skip:
-        chunk.pop(name, None)
-    nodes = (request.view.bounds.min_nodes or 1) if small else request.nodes
-    return ":".join([str(nodes), *_chunk(chunk)])
+def mebibytes(memory: int | None) -> str | None:
+    """``2048mb``, rounded up; None for no memory."""
+    return None if memory is None else f"{math.ceil(memory / MEBI)}mb"
 
 
-def _chunk(chunk: Mapping[str, Value]) -> Iterator[str]:
+def resources(chunk: Mapping[str, Value]) -> Iterator[str]:
+    """``NAME=VALUE`` of a chunk; those that are None or False are left out. Raises ConfigError."""
     for name, value in chunk.items():
         if value is None or value is False:
             continue

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from hpcdet.schedulers.common.allocation import ShownNode
 from hpcdet.schedulers.common.base import NodeGroup, PartitionInfo
-from hpcdet.schedulers.pbs.answers import pbs_text
+from hpcdet.schedulers.pbs_family import pbs_text
 
 Attributes = Mapping[str, Mapping[str, str]]
 """Attributes of the queues by their names, and of the server under ""."""

@@ -5,14 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from hpcdet.schedulers.common.base import Job, Task, TaskState, Usage, Wait
-from hpcdet.schedulers.pbs.answers import pbs_ids, pbs_waits
-from hpcdet.schedulers.pbs.answers.pbs_text import PbsRow
-
-_SAME_ID_S = 86400
-"""Ids begin anew with a new server; a job this much older is another one."""
+from hpcdet.schedulers.pbs_family import pbs_ids, pbs_text, pbs_waits
+from hpcdet.schedulers.pbs_family.pbs_text import PbsRow
 
 _LIVE = {
     "Q": TaskState.PENDING,
@@ -60,7 +56,7 @@ def tasks(job: Job, rows: Mapping[str, PbsRow], user: str, *, asked: bool) -> li
     """
     if not asked:
         return [Task(job.job, index, TaskState.PENDING, "just submitted") for index in _all(job)]
-    parent = _own(rows.get(job.job), job)
+    parent = pbs_text.of_job(rows.get(job.job), job.submitted_at)
     return [_task(job, index, parent, rows, user) for index in _all(job)]
 
 
@@ -71,7 +67,7 @@ def _all(job: Job) -> range:
 def _task(
     job: Job, index: int, parent: PbsRow | None, rows: Mapping[str, PbsRow], user: str
 ) -> Task:
-    row = _own(rows.get(pbs_ids.task_id(job.job, index)), job)
+    row = pbs_text.of_job(rows.get(pbs_ids.task_id(job.job, index)), job.submitted_at)
     if row is not None:
         found = task(row, user, rows)
         if found.state is TaskState.PENDING and parent is not None and parent.state == "H":
@@ -81,14 +77,6 @@ def _task(
     if parent is None or parent.state in _ENDED:
         return Task(job.job, index, TaskState.GONE, "gone from PBS's history")
     return Task(job.job, index, TaskState.PENDING, "just submitted")
-
-
-def _own(row: PbsRow | None, job: Job) -> PbsRow | None:
-    """The row, unless it is that of an older job with the same id."""
-    if row is None or not job.submitted_at or row.submitted is None:
-        return row
-    since = datetime.fromisoformat(job.submitted_at).timestamp() - _SAME_ID_S
-    return row if row.submitted > since else None
 
 
 def task(row: PbsRow, user: str, rows: Mapping[str, PbsRow] | None = None) -> Task:
@@ -102,8 +90,8 @@ def task(row: PbsRow, user: str, rows: Mapping[str, PbsRow] | None = None) -> Ta
         reason=row.comment if state.final else "",
         restarts=max(0, row.run_count - (state is not TaskState.PENDING)),
         nodes=row.hosts,
-        start=_iso(row.start),
-        end=_iso(row.end) if state.final else "",
+        start=pbs_text.iso(row.start),
+        end=pbs_text.iso(row.end) if state.final else "",
         exit_code=exit_code(row) if state.final else None,
     )
     if in_vain(row, rows or {}):
@@ -193,7 +181,7 @@ def usage(job: Job, rows: Mapping[str, PbsRow]) -> list[Usage]:
     """The last run of each task of a job that has begun; PBS keeps no earlier ones."""
     found = []
     for index in _all(job):
-        row = _own(rows.get(pbs_ids.task_id(job.job, index)), job)
+        row = pbs_text.of_job(rows.get(pbs_ids.task_id(job.job, index)), job.submitted_at)
         if row is None or row.start is None or not row.ran or not row.run_count:
             continue
         over = row.state in _ENDED
@@ -203,7 +191,3 @@ def usage(job: Job, rows: Mapping[str, PbsRow]) -> list[Usage]:
         elapsed = row.used_s if row.used_s is not None else (ended or row.start) - row.start
         found.append(Usage(job.job, index, row.start, ended, elapsed, row.gpus))
     return found
-
-
-def _iso(at: float | None) -> str:
-    return "" if at is None else datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""PBS's commands: where they are, and what they are given and say."""
+"""Commands of PBS's family: where they are, and what they are given and say."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers.common.variables import scrubbed
-from hpcdet.schedulers.pbs import pbs_names
-from hpcdet.schedulers.pbs.answers import pbs_text
+from hpcdet.schedulers.common import commands
+from hpcdet.schedulers.pbs_family import pbs_text
+from hpcdet.schedulers.pbs_family.pbs_names import NAMES
 
 _CONF = "/etc/pbs.conf"
-_LIMIT_S = 120
 FINISHED, UNKNOWN = 35, 153
 """Exit codes: the job has ended; the server does not know it (any more)."""
 OVER = frozenset({FINISHED, UNKNOWN})
@@ -29,7 +28,7 @@ def configuration(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         text = ""
     pairs = (line.partition("=") for line in text.splitlines() if not line.startswith("#"))
     found = {key.strip(): value.strip() for key, mark, value in pairs if mark}
-    return found | {name: environ[name] for name in pbs_names.kept if environ.get(name)}
+    return found | {name: environ[name] for name in NAMES.kept if environ.get(name)}
 
 
 def server(environ: Mapping[str, str] = os.environ) -> str:
@@ -46,36 +45,15 @@ def path(name: str) -> str:
 
 
 def run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command of PBS, without what this process inherited from another job.
+    """Run a command, without what this process inherited from another job.
 
     Raises:
         Unavailable: it is not there, or does not end in time.
     """
     # times are printed in the local time of who asks
-    environ = {**scrubbed(os.environ, pbs_names), "LC_ALL": "C", "TZ": "UTC"}
-    try:
-        return subprocess.run(
-            [path(argv[0]), *argv[1:]],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            env=environ,
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise Unavailable(
-            f"there is no {argv[0]} on PATH",
-            hint="run this on a host of the cluster, or load the module that has PBS's commands",
-        ) from error
-    except OSError as error:
-        raise Unavailable(f"{argv[0]} cannot be run: {error}") from error
-    except subprocess.TimeoutExpired as error:
-        raise Unavailable(
-            f"{argv[0]} gave no answer in {_LIMIT_S} s",
-            hint="the server of PBS may be overloaded or down (qstat -B); try again later",
-        ) from error
+    settings = {"TZ": "UTC"}
+    where = path(argv[0])
+    return commands.run(argv, NAMES, settings, whose="PBS", probe="qstat -B", path=where)
 
 
 def said(argv: Sequence[str]) -> str:

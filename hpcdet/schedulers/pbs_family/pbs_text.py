@@ -14,11 +14,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hpcdet.schedulers.common.base import Refusal
-from hpcdet.schedulers.pbs.answers import pbs_ids
+from hpcdet.schedulers.pbs_family import pbs_ids
 
 TAG = "HPCDET_TAG"
 """The variable of a job that holds its tag."""
 
+_SAME_ID_S = 86400
+"""Ids begin anew with a new server; a job this much older is another one."""
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _TIME = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d+) (\d+):(\d+):(\d+) (\d{4})")
 _UNKNOWN = re.compile(r"Unknown Job Id\s+(\S+)")
@@ -86,14 +88,14 @@ def jobs(text: str) -> list[PbsRow] | None:
     found = shown.get("Jobs", {})
     if not isinstance(found, dict):
         return None
-    rows = (_row(job, _flat(values)) for job, values in found.items() if isinstance(values, dict))
-    return [row for row in rows if row is not None]
+    rows = (row(job, _flat(values)) for job, values in found.items() if isinstance(values, dict))
+    return [each for each in rows if each is not None]
 
 
 def jobs_of_text(text: str) -> list[PbsRow]:
     """The rows of ``qstat -f`` without ``-F json``; what is not understood is left out."""
-    rows = (_row(job, values) for job, values in sections(text, "Job Id").items())
-    return [row for row in rows if row is not None]
+    rows = (row(job, values) for job, values in sections(text, "Job Id").items())
+    return [each for each in rows if each is not None]
 
 
 def sections(text: str, kind: str) -> dict[str, dict[str, str]]:
@@ -121,9 +123,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _row(job: str, values: Mapping[str, str]) -> PbsRow | None:
+def row(job: str, values: Mapping[str, str]) -> PbsRow | None:
+    """The row of the attributes that PBS shows of a job; None if they are none of a job."""
     state = values.get("job_state", "")
-    if pbs_ids.parse(job) is None or len(state) != 1:
+    if pbs_ids.parse(job, bare=True) is None or len(state) != 1:
         return None
     runs = _whole(values.get("run_count")) or 0
     subjob = pbs_ids.job_and_index(job)[0] != job
@@ -186,6 +189,23 @@ def seconds(text: str) -> float | None:
     for part in text.split(":"):
         total = 60 * total + float(part)
     return total
+
+
+def iso(at: float | None) -> str:
+    """ISO time of epoch seconds; "" for None."""
+    return "" if at is None else datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
+
+
+def of_job(found: PbsRow | None, submitted_at: str) -> PbsRow | None:
+    """The row, unless it is that of an older job with the same id.
+
+    Args:
+        submitted_at: ISO time; "": unknown.
+    """
+    if found is None or not submitted_at or found.submitted is None:
+        return found
+    since = datetime.fromisoformat(submitted_at).timestamp() - _SAME_ID_S
+    return found if found.submitted > since else None
 
 
 def node_file(text: str) -> dict[str, int]:

@@ -30,11 +30,15 @@ def job_and_index(task: str) -> tuple[str, int]:
     return task.replace(f"[{found[2]}]", "[]", 1), int(found[2])
 
 
-def parse(text: str) -> str | None:
-    """Return the id in a line that a command printed; None if it is none."""
+def parse(text: str, *, bare: bool = False) -> str | None:
+    """Return the id in a line that a command printed; None if it is none.
+
+    Args:
+        bare: it may lack the server's name.
+    """
     word = text.strip()
     found = _ID.fullmatch(word)
-    return word if found is not None and found[3] else None
+    return word if found is not None and (bare or found[3]) else None
 
 
 def key(task: str) -> str:

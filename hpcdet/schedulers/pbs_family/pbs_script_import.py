@@ -18,8 +18,8 @@ from hpcdet.schedulers.common.job_script import (
     set_up,
     split,
 )
-from hpcdet.schedulers.pbs.answers.pbs_text import seconds
-from hpcdet.schedulers.pbs.script.pbs_options import LETTERS, OURS
+from hpcdet.schedulers.pbs_family.pbs_options import LETTERS, OURS
+from hpcdet.schedulers.pbs_family.pbs_text import seconds
 
 _LAUNCHERS = frozenset({"mpirun", "mpiexec", "pbsdsh", "aprun"})
 _NAMES = {letter: name for name, letter in LETTERS.items()} | {"e": "output", "k": "output"}

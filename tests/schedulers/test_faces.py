@@ -1,0 +1,32 @@
+"""Backends that are opened by names have each face whole: mypy reads this file, too."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcdet.schedulers import opening
+from hpcdet.schedulers.common.backend import FactsFace, InsideFace, NamesFace, ScriptFace
+from hpcdet.schedulers.common.base import Scheduler
+from hpcdet.schedulers.pbs import pbs_facts, pbs_inside
+from hpcdet.schedulers.pbs.pbs import PbsScheduler
+from hpcdet.schedulers.pbs.pbs_script import SCRIPT
+from hpcdet.schedulers.pbs_family.pbs_names import NAMES
+from hpcdet.schedulers.slurm import slurm_facts, slurm_inside, slurm_names
+from hpcdet.schedulers.slurm.script import slurm_script
+from hpcdet.schedulers.slurm.slurm import SlurmScheduler
+from hpcdet.site_files.load_site import load
+
+CONTROL: dict[str, type[Scheduler]] = {"slurm": SlurmScheduler, "pbs": PbsScheduler}
+SCRIPTS: dict[str, ScriptFace] = {"slurm": slurm_script, "pbs": SCRIPT}
+INSIDE: dict[str, InsideFace] = {"slurm": slurm_inside, "pbs": pbs_inside}
+FACES_OF_NAMES: dict[str, NamesFace] = {"slurm": slurm_names, "pbs": NAMES}
+FACTS: dict[str, FactsFace] = {"slurm": slurm_facts, "pbs": pbs_facts}
+
+
+@pytest.mark.parametrize("name", sorted(CONTROL))
+def test_a_backend_gives_the_faces_of_its_scheduler(name: str) -> None:
+    backend = opening.backend(name)
+    assert backend.name == name and backend.cluster
+    assert type(backend.control(load(backend.facts.generic))) is CONTROL[name]
+    assert backend.script is SCRIPTS[name] and backend.inside is INSIDE[name]
+    assert backend.names is FACES_OF_NAMES[name] and backend.facts is FACTS[name]
