@@ -120,10 +120,12 @@ class SiteLimits(Model):
         description="jobs of one user in the queue; null: ask the scheduler, which may have none",
     )
     max_running: int | None = Field(
-        default=None, ge=1, description="jobs of one user that run at once"
+        default=None, ge=1, description="jobs of one user that may run at once; null: no limit"
     )
     max_running_project: int | None = Field(
-        default=None, ge=1, description="jobs of one project that run at once, all its users'"
+        default=None,
+        ge=1,
+        description="jobs of one project that may run at once, all its users'; null: no limit",
     )
     submit_per_min: float | None = Field(
         default=None, gt=0, description="submissions of one user in a minute; null: no limit"

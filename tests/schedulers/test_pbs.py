@@ -5,6 +5,7 @@ The real thing itself is in ``tests/pbs``; here a fake ``qsub`` and the like sta
 
 from __future__ import annotations
 
+import getpass
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.base import Job, SubmissionRefused, TaskState, Usage
+from hpcdet.schedulers.common.request import UserOptions
+from hpcdet.schedulers.pbs.pbs_script import SCRIPT
 from hpcdet.schedulers.pbs_family import pbs_commands, pbs_text
 from tests.schedulers.pbs_fakes import (
     OUTPUTS,
@@ -254,3 +257,23 @@ def test_only_what_waits_is_pruned(tmp_path: Path, fake_pbs: Fake) -> None:
     fake_pbs("qstat", says(printed({"id": "13.vm", "job_state": "R"})))
     scheduler().prune("13.vm")
     assert len(calls(tmp_path, "qdel")) == 3
+
+
+def test_what_runs_of_a_user_and_of_a_project_is_counted(tmp_path: Path, fake_pbs: Fake) -> None:
+    fake_pbs(
+        "qselect",
+        """case "$*" in
+          *-T*-u*) printf '12.vm\\n13[0].vm\\n13[4].vm\\n13[].vm\\n';;
+          *-u*) printf '13[].vm\\n14.vm\\n';;
+          *-P*) printf '12.vm\\n15.vm\\n';;
+          *-A*) printf '12.vm\\n16[1].vm\\n';;
+        esac""",
+    )
+    own = scheduler().occupancy()
+    assert own.running == {"12.vm": 1, "13[].vm": 2}
+    assert own.waiting == {"13[].vm", "14.vm"}
+    assert scheduler().occupancy("p1").running == {"12.vm": 1, "15.vm": 1, "16[].vm": 1}
+    assert all(f"-u {getpass.getuser()}" in line for line in calls(tmp_path, "qselect")[:2])
+    user = UserOptions(("-P p2",), "pbs.pbsbatch_args")
+    assert SCRIPT.project({"account": "a1"}, UserOptions()) == "a1"
+    assert SCRIPT.project({"account": "a1"}, user) == "p2"

@@ -20,9 +20,11 @@ import pytest
 
 from hpcdet.control.leader.lost_workers import Watch
 from hpcdet.errors import ConfigError, Unavailable
+from hpcdet.schedulers import opening
 from hpcdet.schedulers.common import polling
 from hpcdet.schedulers.common.base import Job, Submission, SubmissionRefused, Task, TaskState, Usage
 from hpcdet.schedulers.common.polling import QueryAnswer, SharedQuery
+from hpcdet.schedulers.common.request import UserOptions
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.schedulers.slurm.answers import slurm_text
 from hpcdet.schedulers.slurm.slurm import SlurmScheduler
@@ -345,6 +347,26 @@ def test_no_task_is_given_up_before_accounting_was_asked_about_its_end(clock: Cl
     while (said := states(60))[2] is not TaskState.GONE:
         assert said[2] in (RUNNING, ENDING)
     assert {states(60)[2] for _ in range(30)} == {TaskState.GONE}
+
+
+def test_what_runs_of_a_user_and_of_a_project_is_counted(
+    tmp_path: Path, fake: Callable[[str, str], None]
+) -> None:
+    rows = "p1|40 p1|40 p10|41 p1|42"
+    fake(
+        "squeue",
+        f"[[ $* == *--me* ]] && cat {OUTPUTS}/squeue-running.txt || tr ' ' '\\n' <<<'{rows}'",
+    )
+    of_user = scheduler().occupancy()
+    assert of_user.running == {"12": 2}
+    assert of_user.waiting == {"12"}
+    assert scheduler().occupancy("p1").running == {"40": 2, "42": 1}
+    assert "--account=p1" in calls(tmp_path, "squeue")[-1]
+    found = opening.of(scheduler().site).script
+    user = UserOptions(("-A p2",), "slurm.sbatch_args")
+    assert found.project({"account": "p1"}, UserOptions()) == "p1"
+    assert found.project({"account": "p1"}, user) == "p2"
+    assert found.project({}, UserOptions()) == ""
 
 
 def test_twenty_askers_cause_one_query(tmp_path: Path, fake: Callable[[str, str], None]) -> None:

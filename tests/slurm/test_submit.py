@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -244,6 +246,31 @@ def test_wide_searches_come_in_chunks_and_wait_for_room(lab: Lab) -> None:
     finally:
         lab.cluster.clear()
         lab.cluster.reconfigure(booted)
+
+
+def test_experiments_share_the_jobs_that_a_user_may_run(lab: Lab) -> None:
+    """The second one has no job and no searcher at first: who gives jobs back wakes it."""
+    site = {"limits": {"max_running": 2}, "python": lab.fake}
+    one: dict[str, Any] = {"resources": {"slots_per_trial": 1, "nodes": 1}, "worker": {"idle_s": 1}}
+    first = lab.submit(config(40, trials=3, **one), pace=0.2, site=site)
+    until(lambda: len(_running(lab)) == 2, first.story, 120)
+    second = lab.submit(config(20, trials=2, **one), pace=0.05, site=site)
+    assert not second.submissions()
+    most = 0
+    while not (first.paths.closed.exists() and second.paths.closed.exists()):
+        most = max(most, len(_running(lab)))
+        time.sleep(0.3)
+    assert most == 2
+    for run, trials in ((first, 3), (second, 2)):
+        run.wait()
+        reasons = [run.reasons(trial) for trial in range(1, trials + 1)]
+        assert reasons == [["completed"]] * trials, run.story()
+
+
+def _running(lab: Lab) -> list[str]:
+    """Tasks of workers that run; the small job behind an array is none."""
+    said = lab.cluster.check("squeue", "-h", "-t", "R", "-o", "%i %j")
+    return [line for line in said.splitlines() if "sentinel" not in line]
 
 
 def test_a_task_that_comes_back_leaves_its_siblings_alone(lab: Lab) -> None:

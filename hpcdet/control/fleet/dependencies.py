@@ -56,11 +56,14 @@ def tend(holder: Holder, seen: FleetView) -> None:
             intent, _ = holder.watch.files.submission(number)
             if not job or intent is None or holder.watch.scheduler.elsewhere(job):
                 continue
-            if decided.user.held != decided.jobs.holds.get(job, intent.held):
+            kept = holder.pace.kept.get(job, "")
+            held = decided.user.held or bool(kept)
+            if held != decided.jobs.holds.get(job, intent.held):
                 holder.fence()
-                scheduler.hold(job, decided.user.held)
-                holder.record("held", job=job, on=decided.user.held)
-                holder.actions.append(f"{'hold' if decided.user.held else 'release'} job {job}")
+                scheduler.hold(job, held)
+                holder.record("held", job=job, on=held)
+                why = f" for {kept}" if kept else ""
+                holder.actions.append(f"{'hold' if held else 'release'} job {job}{why}")
             if job in in_vain and not decided.jobs.halted:
                 holder.fence()
                 scheduler.cancel(job)

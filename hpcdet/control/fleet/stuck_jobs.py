@@ -32,7 +32,10 @@ def tell(holder: Holder, seen: FleetView) -> None:
     now, most_s = files.now(), holder.hands.site.limits.waits_warn_s
     counts: Counter[tuple[str, WaitKind]] = Counter()
     for row in (row for row in holder.watch.scheduler.waiting() if row.job in jobs):
-        counts[row.reason.partition(",")[0], row.wait.kind] += row.count
+        reason: tuple[str, WaitKind] = (row.reason.partition(",")[0], row.wait.kind)
+        if row.wait.kind == "held" and not holder.decided.user.held and holder.pace.kept:
+            reason = (holder.pace.kept.get(row.job, reason[0]), "limit")
+        counts[reason] += row.count
     since = _since(holder) if counts else {}
     holder.lease.waits = [
         {

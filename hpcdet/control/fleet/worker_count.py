@@ -11,7 +11,8 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from hpcdet.control.fleet import capacity, failed_submissions
+from hpcdet.control.fleet import capacity, failed_submissions, running_limits
+from hpcdet.control.fleet.running_limits import Room
 from hpcdet.control.leader import retry_rules
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView, TaskPlace, Watch
@@ -56,7 +57,8 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
     sure = [place for place in seen.live if place.said is None or not place.said.final]
     if len(sure) > wanted and not holder.hands.site.capabilities.nobody_submits:
         cancel_surplus(holder, sure, len(sure) - wanted)
-    _throttle(holder, seen, wanted)
+    room = running_limits.room(holder, seen, wanted)
+    _throttle(holder, seen, wanted, room)
     if not holder.submits:
         holder.unmet = live < wanted
         return
@@ -72,12 +74,15 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
         for intent in pending:
             live += _settle(holder, intent, wanted - live, fresh=False)
         while live < wanted:
-            new = _intend(holder, live, wanted - live)
+            new = _intend(holder, live, wanted - live, room)
             if new is None:
                 return
             live += _settle(holder, new, wanted - live, fresh=True)
     except Unavailable as error:
         later(holder, error.what)
+    except _Full as reason:
+        running_limits.tell(holder, wanted - live, str(reason))
+        later(holder, f"as many jobs run or wait as it may have by {reason}")
     except _Later as reason:
         later(holder, str(reason))
 
@@ -135,6 +140,10 @@ class _Later(Exception):
     """The scheduler accepts no more jobs for now."""
 
 
+class _Full(Exception):
+    """As many jobs run as the site allows at once."""
+
+
 def cancel_surplus(holder: Holder, places: Iterable[TaskPlace], surplus: int) -> None:
     """Cancel single pending tasks that were never claimed, the last ones first.
 
@@ -157,7 +166,7 @@ def cancel_surplus(holder: Holder, places: Iterable[TaskPlace], surplus: int) ->
         later(holder, error.what)
 
 
-def _throttle(holder: Holder, seen: FleetView, wanted: int) -> None:
+def _throttle(holder: Holder, seen: FleetView, wanted: int, room: Room | None) -> None:
     """Set how many tasks of each array may run at once, where that has changed.
 
     Spare tasks must not start without work: only as many run as there is work for.
@@ -181,6 +190,9 @@ def _throttle(holder: Holder, seen: FleetView, wanted: int) -> None:
                 mine = left if place == len(live) else min(left, live[number])
                 share = max(1, min(share, mine))
                 left = max(0, left - share)
+            if room is not None and submitted.job in room.of_jobs:
+                # no throttle stands for none at all: a job of which nothing runs is held then
+                share = max(1, min(share, room.of_jobs[submitted.job]))
             _throttle_job(holder, intent, submitted.job, share)
     except Unavailable as error:
         later(holder, error.what)
@@ -208,20 +220,25 @@ def _open_intents(paths: ExperimentPaths, watch: Watch) -> Iterator[Intent]:
             yield intent
 
 
-def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
-    """Decide on a new submission, as wide as the scheduler accepts."""
+def _intend(holder: Holder, live: int, missing: int, room: Room | None) -> Intent | None:
+    """Decide on a new submission, as wide as the scheduler accepts, and as the site allows."""
     limits, able = holder.hands.site.limits, holder.hands.scheduler.capabilities()
     spared = spares(holder.resolved, holder.hands.site, missing)
     width = min(missing + spared, holder.pace.width, limits.max_array, able.max_array_tasks)
     for most in (limits.max_submit, able.max_submit):
         if most is not None:
-            room = most - live
-            behind = room > 1 and bool(spared or succession.after_end(holder.hands.site))
-            width = min(width, room - behind)  # one is the small job behind the array
+            free = most - live
+            behind = free > 1 and bool(spared or succession.after_end(holder.hands.site))
+            width = min(width, free - behind)  # one is the small job behind the array
     if not able.arrays:
         width = min(width, 1)
     if width < 1:
         raise _Later("as many jobs are queued as the site allows")
+    at_once = capacity.at_once(holder.resolved, holder.resolved.lanes) or width
+    if room is not None:
+        at_once = min(at_once, room.tasks - live)
+        if at_once < 1:
+            raise _Full(room.why)
     workers = min(missing, width)
     # records that a fork has taken over name workers of former submissions
     number = max([holder.decided.jobs.submissions, *holder.paths.submissions()]) + 1
@@ -231,7 +248,7 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
         name=name,
         tag=f"hpcdet:{holder.paths.id}:{number}-{secrets.token_hex(4)}",
         tasks=width,
-        throttle=min(workers, capacity.at_once(holder.resolved, holder.resolved.lanes) or workers),
+        throttle=min(workers, at_once),
         term=holder.lease.term,
         exclude=_excluded(holder),
         script=str(holder.paths.script(number).relative_to(holder.paths.root)),

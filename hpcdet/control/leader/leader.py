@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hpcdet.control.leader.decided_state import Decided
@@ -136,6 +137,10 @@ class SchedulerPace:
         charges_at: accounting is not asked before.
         unheeded_since: since when running trials are asked to leave.
         took: submissions of which a worker is known to have claimed a trial.
+        kept: jobs that may not begin for a limit of the site, and which.
+        full_since: since when no more are submitted for such a limit; "": they are.
+        stranded: experiments that could go on now by such a limit, and have no job to do so.
+        woke: when those were woken last.
     """
 
     throttled_until: float = 0.0
@@ -143,6 +148,10 @@ class SchedulerPace:
     charges_at: float = 0.0
     unheeded_since: float | None = None
     took: set[int] = field(default_factory=set)
+    kept: dict[str, str] = field(default_factory=dict)
+    full_since: str = ""
+    stranded: list[Path] = field(default_factory=list)
+    woke: dict[Path, float] = field(default_factory=dict)
 
 
 @dataclass

@@ -7,9 +7,11 @@ instruction and the next one, by any process, goes on as if nothing had happened
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hpcdet.control.fleet import dependencies, sentinel_jobs, stuck_jobs
+from hpcdet.control.fleet import dependencies, running_limits, sentinel_jobs, stuck_jobs
 from hpcdet.control.leader.leader import Fenced, Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.control.turn import experiment_state, worker_demand, write_controls
@@ -132,11 +134,14 @@ def _turn(holder: Holder, calm: bool) -> Turn:
     state = experiment_state.state_of(holder.decided, fleet, demand)
     experiment_state.record(holder, *state)
     wanted = worker_demand.provide(holder, fleet, standings, demand)
+    if not wanted:
+        running_limits.leave(holder)
     dependencies.tend(holder, fleet)
     stuck_jobs.mend(holder, fleet)
     pack_ended(holder)
     sentinel_jobs.post(holder, fleet)
     holder.log.snapshot(holder.fence)
+    _wake(holder, _stranded(holder))
     live = tuple(dict.fromkeys(place.submission for place in fleet.live))
     lacking = max(0, wanted - len(fleet.live))
     return Turn(True, live=live, busy=running, wanted=wanted, lacking=lacking)
@@ -158,21 +163,32 @@ def _close(holder: Holder, fleet: FleetView) -> bool:
     """Close the experiment; False if a command came meanwhile, so that it is still open."""
     if not experiment_state.close(holder, fleet):
         return False
-    _wake_followers(holder)
+    running_limits.leave(holder)
+    _wake(holder, [*dependencies.followers(holder.paths), *_stranded(holder)])
     experiment_state.sweep(holder)
     return True
 
 
-def _wake_followers(holder: Holder) -> None:
-    """Turn the crank of the experiments that wait for this one's end. Best effort."""
-    for follower in dependencies.followers(holder.paths):
+def _stranded(holder: Holder) -> list[ExperimentPaths]:
+    """Return experiments that may run more than before, and have no job that would see to it."""
+    now, found = holder.hands.clock(), []
+    for root in holder.pace.stranded if holder.kind != "wake" else ():
+        if now - holder.pace.woke.get(root, -math.inf) >= holder.hands.site.limits.poll_min_s:
+            holder.pace.woke[root] = now
+            found.append(ExperimentPaths(root))
+    return found
+
+
+def _wake(holder: Holder, others: Iterable[ExperimentPaths]) -> None:
+    """Turn the crank of experiments that wait for this one. Best effort."""
+    for other in others:
         try:
-            other = Holder.open(follower, "wake", submits=holder.submits)
+            its = Holder.open(other, "wake", submits=holder.submits)
             try:
-                advance(follower, other)
+                advance(other, its)
             finally:
-                other.close()
+                its.close()
         except (HpcdetError, OSError) as error:
-            holder.actions.append(f"{follower.id} could not be woken: {error}")
+            holder.actions.append(f"{other.id} could not be woken: {error}")
         else:
-            holder.actions.append(f"woke {follower.id}")
+            holder.actions.append(f"woke {other.id}")

@@ -142,6 +142,8 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     if age is not None and age <= FRESH_S:
         return {"health": "ok", "last_turn_s": age, "why": ""}
     why = "nobody works or decides" + (", unless tasks wait in the queue" if submitted else "")
+    if full := [one for one in waits(gathered) if one["reason"].startswith("limits.")]:
+        why += f"; {full[0]['tasks']} more may not be submitted yet ({full[0]['reason']})"
     return {"health": "stalled", "last_turn_s": age, "why": why}
 
 

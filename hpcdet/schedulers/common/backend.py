@@ -54,6 +54,9 @@ class ScriptFace(Protocol):
     def place(self, pool: str | None, user: UserOptions) -> str | None:
         """Return the partition or queue that the user has chosen; None: the site's."""
 
+    def project(self, directives: Directives, user: UserOptions) -> str:
+        """Return the project or account that jobs are charged to; "" if none is named."""
+
     def refuse_undoing(self, pool: str | None, user: UserOptions, required: NodeRequest) -> None:
         """Refuse options of the user that undo what a policy requires. Raises PolicyRefused."""
 

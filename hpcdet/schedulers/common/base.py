@@ -287,6 +287,32 @@ class Accounts(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Occupancy:
+    """The jobs in the queue, whatever has submitted them.
+
+    Attributes:
+        at: when the scheduler was asked, epoch seconds.
+        running: tasks that run, by job.
+        waiting: jobs of which tasks wait, where that was asked.
+    """
+
+    at: float
+    running: Mapping[str, int]
+    waiting: frozenset[str] = frozenset()
+
+
+@runtime_checkable
+class CountsRunning(Protocol):
+    """A backend that counts all jobs of a user, and those that run of a project."""
+
+    def occupancy(self, project: str | None = None) -> Occupancy:
+        """Jobs of this user, or with a project those that run of all its users.
+
+        The answer is shared and may be as old as that of ``query``. Raises Unavailable.
+        """
+
+
 @runtime_checkable
 class PerHost(Protocol):
     """A backend that knows only the jobs of the machine it runs on."""

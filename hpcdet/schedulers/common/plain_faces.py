@@ -37,6 +37,10 @@ class PlainScript:
         """See ``backend.ScriptFace``."""
         return pool
 
+    def project(self, directives: Directives, user: UserOptions) -> str:
+        """See ``backend.ScriptFace``."""
+        return ""
+
     def refuse_undoing(self, pool: str | None, user: UserOptions, required: NodeRequest) -> None:
         """Nothing here sends a job elsewhere."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 
 from hpcdet.errors import Unavailable
@@ -12,6 +13,7 @@ from hpcdet.schedulers.common.base import (
     Capabilities,
     Job,
     NodeGroup,
+    Occupancy,
     PartitionInfo,
     Submission,
     Task,
@@ -74,6 +76,16 @@ class PbsScheduler:
             if job.job in answer.wanted and job.job in rows
         }
 
+    def occupancy(self, project: str | None = None) -> Occupancy:
+        """See ``base.CountsRunning``."""
+        if project is None:
+            answer = self._own.get(frozenset())
+            running, waiting = pbs_states.occupied(answer.text)
+            return Occupancy(answer.at, running, waiting)
+        answer = self._projects.get(frozenset({project}))
+        told = json.loads(answer.text).get(project, "")
+        return Occupancy(answer.at, pbs_states.occupied(told)[0])
+
     def cancel(self, job: str, index: int | None = None) -> None:
         """See ``base.Scheduler``. Of a job that waited in vain nothing is left to be told."""
         task = job if index is None else pbs_ids.task_id(job, index)
@@ -133,17 +145,34 @@ class PbsScheduler:
 
     @cached_property
     def _live(self) -> SharedQuery:
-        limits = self.site.limits
-        where = "".join(c if c.isalnum() else "-" for c in pbs_commands.server() or "pbs")
-
         def ask(jobs: frozenset[str]) -> str:
             fresh = [job for job in sorted(jobs) if job not in self._ended]
             known = [row for job in jobs for row in self._ended.get(job, [])]
             return pbs_text.encode([*known, *pbs_query.rows(fresh)])
 
-        name = f"qstat-{where}"
+        return self._shared("qstat", ask, pbs_text.gist)
+
+    @cached_property
+    def _own(self) -> SharedQuery:
+        def ask(_: frozenset[str]) -> str:
+            return pbs_query.occupied("-u", self._user)
+
+        return self._shared("qselect", ask, str)
+
+    @cached_property
+    def _projects(self) -> SharedQuery:
+        def ask(projects: frozenset[str]) -> str:
+            return json.dumps({one: pbs_query.running_of(one) for one in sorted(projects)})
+
+        return self._shared("projects", ask, str)
+
+    def _shared(
+        self, name: str, ask: Callable[[frozenset[str]], str], gist: Callable[[str], object]
+    ) -> SharedQuery:
+        limits = self.site.limits
+        where = "".join(c if c.isalnum() else "-" for c in pbs_commands.server() or "pbs")
         return SharedQuery(
-            name, limits.poll_min_s, ask, max_s=limits.poll_max_s, gist=pbs_text.gist
+            f"{name}-{where}", limits.poll_min_s, ask, max_s=limits.poll_max_s, gist=gist
         )
 
     def _add_former(self, answer: QueryAnswer, rows: dict[str, PbsRow]) -> None:

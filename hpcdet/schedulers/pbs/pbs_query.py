@@ -41,6 +41,34 @@ def named(name: str, user: str) -> list[str]:
     return [job for line in done.stdout.splitlines() if (job := pbs_ids.parse(line))]
 
 
+def occupied(*whose: str) -> str:
+    """Print the tasks that run and, behind an empty line, the jobs that wait.
+
+    Args:
+        whose: options of ``qselect``.
+
+    Raises:
+        Unavailable: the server does not answer.
+    """
+    # subjobs are listed one by one; of an array that has begun some may wait
+    running = pbs_commands.said(["qselect", "-T", "-s", "ERSU", *whose])
+    waiting = pbs_commands.said(["qselect", "-s", "BHQTW", *whose])
+    return f"{running.strip()}\n\n{waiting.strip()}"
+
+
+def running_of(project: str) -> str:
+    """Print the tasks that run of all users of a project, or of an account of that name.
+
+    Raises:
+        Unavailable: the server does not answer.
+    """
+    found = (
+        pbs_commands.said(["qselect", "-T", "-s", "ERSU", option, project]).strip()
+        for option in ("-P", "-A")
+    )
+    return "\n".join(found)
+
+
 def attributes() -> dict[str, dict[str, str]]:
     """Attributes of queues and of the server. Raises Unavailable: it does not answer."""
     server, queues = (pbs_commands.said(["qstat", option]) for option in ("-Bf", "-Qf"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -44,6 +45,19 @@ _OF_STATUS = {
     -25: TaskState.FAILED,
 }
 """Negative statuses. The others are failed starts, and the loss of the first host (-20)."""
+
+
+def occupied(text: str) -> tuple[dict[str, int], frozenset[str]]:
+    """Return how many tasks of each job run, and the jobs that wait.
+
+    Args:
+        text: ids of tasks, an empty line, and ids of jobs.
+    """
+    running, _, waiting = text.partition("\n\n")
+    tasks = {id for line in running.splitlines() if (id := pbs_ids.parse(line))}
+    counts = Counter(pbs_ids.job_and_index(id)[0] for id in tasks if not pbs_ids.is_array(id))
+    jobs = (pbs_ids.parse(line) for line in waiting.splitlines())
+    return counts, frozenset(job for job in jobs if job)
 
 
 def tasks(job: Job, rows: Mapping[str, PbsRow], user: str, *, asked: bool) -> list[Task]:

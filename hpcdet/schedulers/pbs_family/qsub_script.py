@@ -51,6 +51,11 @@ class QsubScript:
         asked = chosen(pool, user).get("queue")
         return str(asked) if asked else None
 
+    def project(self, directives: Directives, user: UserOptions) -> str:
+        """See ``backend.ScriptFace``. Sites charge the account where jobs have no project."""
+        given = {**directives, **parse(user)}
+        return str(given.get("project") or given.get("account") or "")
+
     def refuse_undoing(self, pool: str | None, user: UserOptions, required: NodeRequest) -> None:
         """See ``backend.ScriptFace``."""
         asked = chosen(pool, user)

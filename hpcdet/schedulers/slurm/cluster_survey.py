@@ -16,7 +16,7 @@ from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.survey import ClusterSurvey, QueueSurvey
 from hpcdet.schedulers.slurm.answers import slurm_text
 from hpcdet.schedulers.slurm.answers.slurm_text import parse_config
-from hpcdet.schedulers.slurm.slurm import run
+from hpcdet.schedulers.slurm.slurm_commands import run
 
 SHAPES = ("sinfo", "-h", "-e", "-o", "%R|%D|%c|%m|%G")
 """Partition, nodes, cores, MiB and accelerators of each group of nodes that are alike."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -20,11 +19,11 @@ from submitit.core import utils
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers.common import commands
 from hpcdet.schedulers.common.base import (
     Capabilities,
     Job,
     NodeGroup,
+    Occupancy,
     PartitionInfo,
     Refusal,
     Submission,
@@ -33,26 +32,12 @@ from hpcdet.schedulers.common.base import (
     Usage,
 )
 from hpcdet.schedulers.common.polling import SharedQuery
-from hpcdet.schedulers.slurm import slurm_names
 from hpcdet.schedulers.slurm.answers import slurm_features, slurm_tasks, slurm_text, slurm_waits
 from hpcdet.schedulers.slurm.answers.slurm_tasks import JobAccounting
 from hpcdet.schedulers.slurm.answers.slurm_text import SlurmRow
+from hpcdet.schedulers.slurm.slurm_commands import run
 from hpcdet.site import Site
 from hpcdet.site.models import SiteLimits
-
-
-def run(argv: Sequence[str], times: str = "%s") -> subprocess.CompletedProcess[str]:
-    """Run a command of Slurm, without what this process inherited from another job.
-
-    Args:
-        times: how it prints them (``SLURM_TIME_FORMAT``): seconds, which need no time zone.
-
-    Raises:
-        Unavailable: it is not there, or does not end in time.
-    """
-    # else the list of a long array's tasks is cut off
-    settings = {"SLURM_TIME_FORMAT": times, "SLURM_BITSTR_LEN": "0"}
-    return commands.run(argv, slurm_names, settings, whose="Slurm", probe="scontrol ping")
 
 
 class ScriptExecutor(SlurmExecutor):
@@ -118,8 +103,8 @@ class SlurmScheduler:
                 return job
         if not self._accounting():
             return None
-        argv = ["sacct", "-X", "-n", "-P", f"--name={name}", "-S", "now-30days"]
-        for line in self._ask([*argv, "-o", "JobID,Comment"]).splitlines():
+        argv = ["sacct", "-X", "-n", "-P", f"--name={name}", "-S", "now-30days", "-o"]
+        for line in self._ask([*argv, "JobID,Comment"]).splitlines():
             job, _, comment = line.strip().partition("|")
             if comment in ("", tag):  # comments are stored only where the site wants it
                 return job.partition("_")[0]
@@ -176,6 +161,14 @@ class SlurmScheduler:
             for job in (each for each in jobs if each.job in known)
         }
 
+    def occupancy(self, project: str | None = None) -> Occupancy:
+        """See ``base.CountsRunning``. ``squeue`` shows a user's own jobs in any case."""
+        if project is None:
+            answer = self._live.get(frozenset())
+            return slurm_tasks.occupancy(slurm_text.squeue(answer.text), answer.at)
+        told = self._projects.get(frozenset({project}))
+        return Occupancy(told.at, slurm_text.running_of(told.text, project))
+
     def cancel(self, job: str, index: int | None = None) -> None:
         """See ``base.Scheduler``."""
         self._cancel(job, job if index is None else f"{job}_{index}")
@@ -205,8 +198,8 @@ class SlurmScheduler:
         self, job: str, host: str, command: Sequence[str], *, terminal: bool = False
     ) -> list[str]:
         """See ``base.Joins``: a step beside those that run, with all that the job has."""
-        asked = ["squeue", "--me", "-h", "-t", "running", "-j", job, "-o", "%A"]  # no A_T for srun
-        running = self._ask(asked).split()
+        # srun takes no A_T
+        running = self._ask(["squeue", "--me", "-h", "-t", "R", "-j", job, "-o", "%A"]).split()
         if not running:
             raise Unavailable("the job does not run", where=f"job {job}")
         return [
@@ -308,6 +301,13 @@ class SlurmScheduler:
             return f"{self._ask(slurm_text.ASKED)}\n\n{self._ask(slurm_text.PARTITIONS)}"
 
         return self._shared("sizes", ask, str)
+
+    @cached_property
+    def _projects(self) -> SharedQuery:
+        def ask(names: frozenset[str]) -> str:
+            return self._ask([*slurm_text.OF_PROJECTS, f"--account={','.join(sorted(names))}"])
+
+        return self._shared("projects", ask, str)
 
     @cached_property
     def _usage(self) -> SharedQuery:

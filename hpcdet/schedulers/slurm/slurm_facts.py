@@ -25,6 +25,7 @@ from hpcdet.schedulers.common.cluster_facts import (
 from hpcdet.schedulers.common.survey import ClusterSurvey
 from hpcdet.schedulers.slurm.answers import slurm_text
 from hpcdet.schedulers.slurm.answers.slurm_text import parse_config
+from hpcdet.schedulers.slurm.slurm_commands import run
 from hpcdet.site import Site
 
 commands = ("sbatch", "squeue", "srun", "sinfo", "scontrol")
@@ -192,8 +193,6 @@ def _ask() -> dict[str, Any]:
 
 
 def _said(*argv: str) -> str:
-    from hpcdet.schedulers.slurm.slurm import run  # late: most verbs find an answer in the file
-
     done = run(argv)
     if done.returncode != 0:
         why = slurm_text.message(done.stderr) or f"exit code {done.returncode}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from hpcdet.schedulers.common.base import Job, Task, TaskState, Wait
+from hpcdet.schedulers.common.base import Job, Occupancy, Task, TaskState, Wait
 from hpcdet.schedulers.slurm.answers.slurm_text import SlurmRow
 
 _SETTLED_S = 30
@@ -35,6 +36,16 @@ def by_job(rows: Sequence[SlurmRow]) -> dict[str, list[SlurmRow]]:
     for row in rows:
         found.setdefault(row.task.job, []).append(row)
     return found
+
+
+def occupancy(rows: Sequence[SlurmRow], at: float) -> Occupancy:
+    """What runs and waits of a user's jobs, in an answer of then (epoch seconds)."""
+    running: Counter[str] = Counter()
+    for row in rows:
+        if row.task.state in (TaskState.RUNNING, TaskState.ENDING):
+            running[row.task.job] += row.task.count
+    waiting = {row.task.job for row in rows if row.task.state is TaskState.PENDING}
+    return Occupancy(at, running, frozenset(waiting))
 
 
 def own(rows: Sequence[SlurmRow], job: Job) -> list[SlurmRow]:

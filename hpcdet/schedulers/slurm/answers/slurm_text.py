@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -73,6 +74,15 @@ class SlurmRow:
 PARTITIONS = ("sinfo", "-h", "-o", "%P|%l|%D|%a|%M|%s")
 ASKED = ("squeue", "--me", "-h", "-t", "PENDING", "-o", "%F|%P|%D")
 """Job, partitions and least number of nodes of what waits."""
+
+OF_PROJECTS = ("squeue", "-h", "-t", "RUNNING,COMPLETING,SUSPENDED,STOPPED", "-o", "%a|%F")
+"""Account and job of each task that runs, of all users whose jobs Slurm shows to this one."""
+
+
+def running_of(text: str, project: str) -> Counter[str]:
+    """Tasks of an account by job, in what ``OF_PROJECTS`` prints."""
+    lines = (line.strip().partition("|") for line in text.splitlines())
+    return Counter(job for account, _, job in lines if account == project)
 
 
 def squeue_format() -> str:

@@ -37,6 +37,11 @@ def place(pool: str | None, user: UserOptions) -> str | None:
     return str(asked) if asked else None
 
 
+def project(directives: Directives, user: UserOptions) -> str:
+    """See ``backend.ScriptFace``."""
+    return str({**directives, **parse(user)}.get("account") or "")
+
+
 def refuse_undoing(pool: str | None, user: UserOptions, required: NodeRequest) -> None:
     """See ``backend.ScriptFace``."""
     asked = chosen(pool, user)

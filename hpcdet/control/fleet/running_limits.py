@@ -1,0 +1,125 @@
+"""Limits of a site on jobs that run at once: of this user, of a project (``limits.max_running``).
+
+What of them an experiment may use follows from the scheduler's queue and from what the user's other
+experiments want (``running_shares``). Arrays are throttled, no other jobs are submitted than may
+run, and those that are there already are held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdet.control.fleet import running_shares
+from hpcdet.control.fleet.running_shares import Bound, Share
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.leader.lost_workers import FleetView
+from hpcdet.errors import Unavailable
+from hpcdet.schedulers import opening
+from hpcdet.schedulers.common.base import CountsRunning, Occupancy
+from hpcdet.schedulers.common.polling import cache_folder
+from hpcdet.site.models import Site
+from hpcdet.store.fs import files
+
+
+@dataclass(frozen=True)
+class Room:
+    """The tasks that may run.
+
+    Attributes:
+        tasks: of this experiment.
+        of_jobs: of each of its jobs that live.
+        why: the limit, for people.
+    """
+
+    tasks: int
+    of_jobs: Mapping[str, int]
+    why: str
+
+
+def room(holder: Holder, seen: FleetView, wanted: int) -> Room | None:
+    """Return how many tasks may run of those that are wanted; None: the site sets no limit.
+
+    Jobs that may not begin, and experiments that may, are noted in ``holder.pace``.
+    """
+    site, why = holder.hands.site, words(holder.hands.site)
+    if not why:
+        return None
+    live = [place for place in seen.live if place.job]
+    running = Counter(place.job for place in live if place.phase == "running")
+    waiting = Counter(place.job for place in live if place.phase == "pending")
+    bounds, queue, project = _bounds(holder)
+    there = {*queue.running, *queue.waiting} if queue is not None else set()
+    submitted = {one.job for _, one in holder.watch.files.submissions() if one.job}
+    mine = Share(
+        root=str(holder.paths.root),
+        project=project,
+        wants=0 if holder.decided.jobs.halted else wanted,
+        jobs=sorted({*running, *waiting, *(submitted & there)}),
+        seen=time.time(),
+    )
+    tasks, holder.pace.stranded = running_shares.agree(_file(site), mine, bounds, queue)
+    of_jobs = running_shares.split(tasks, running, waiting)
+    kept = [job for job in waiting if not of_jobs[job] and not running[job]]
+    holder.pace.kept = dict.fromkeys(kept, why)
+    if tasks > len(live):
+        holder.pace.full_since = ""
+    return Room(tasks, of_jobs, why)
+
+
+def tell(holder: Holder, tasks: int, why: str) -> None:
+    """Report with the next beats that tasks are not submitted for a limit."""
+    holder.pace.full_since = since = holder.pace.full_since or files.now()
+    told = {"reason": why, "kind": "limit", "tasks": tasks, "since": since, "long": False}
+    holder.lease.waits = [*holder.lease.waits, told]
+
+
+def leave(holder: Holder) -> None:
+    """Give back what this experiment may run, as it wants to run nothing."""
+    if words(holder.hands.site):
+        holder.pace.kept, holder.pace.full_since = {}, ""
+        where = _file(holder.hands.site)
+        holder.pace.stranded = running_shares.leave(where, holder.paths.root)
+
+
+def words(site: Site) -> str:
+    """The limits that are set, for people; "" if there are none."""
+    told = [
+        f"limits.{name}: {most}"
+        for name in ("max_running", "max_running_project")
+        if (most := getattr(site.limits, name)) is not None
+    ]
+    return f"{', '.join(told)} of site {site.name}" if told else ""
+
+
+def _file(site: Site) -> Path:
+    return cache_folder() / f"running-{site.name}.json"
+
+
+def _project(holder: Holder) -> str:
+    resolved, site = holder.resolved, holder.hands.site
+    view = site.view(resolved.resources.resource_pool)
+    return opening.of(site).script.project(view.directives, resolved.user_options(site.scheduler))
+
+
+def _bounds(holder: Holder) -> tuple[list[Bound], Occupancy | None, str]:
+    """Return the limits, this user's jobs, and the project; None: the queue cannot be asked."""
+    limits, scheduler, project = holder.hands.site.limits, holder.hands.scheduler, _project(holder)
+    own: Occupancy | None = None
+    all_of: Occupancy | None = None
+    if isinstance(scheduler, CountsRunning):
+        with contextlib.suppress(Unavailable):
+            own = all_of = scheduler.occupancy()
+            if project and limits.max_running_project is not None:
+                all_of = scheduler.occupancy(project)
+    bounds = []
+    if limits.max_running is not None:
+        bounds.append(Bound(limits.max_running, own.running if own else {}))
+    if limits.max_running_project is not None:
+        running = all_of.running if all_of else {}
+        bounds.append(Bound(limits.max_running_project, running, project))
+    return bounds, own, project

@@ -1,0 +1,177 @@
+"""Shares of a limit on jobs that run at once, by a file that the user's experiments write in turn.
+
+Each experiment with work has a line in it: how many tasks it wants to run, how many may, and its
+jobs. What the limit leaves beside other jobs is dealt out one by one, the oldest experiment first;
+nobody gets a share before those who hold more than theirs have given it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcdet.schedulers.common.base import Occupancy
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files
+from hpcdet.store.fs.json_record import JsonRecord
+
+_OLD_S = 86400.0
+"""An experiment without jobs that nobody has looked after for so long takes part no more."""
+_CLOCKS_S = 60.0
+"""A job that was submitted less than this before an answer may be missing in it."""
+
+
+@dataclass(frozen=True)
+class Share(JsonRecord):
+    """One experiment's part.
+
+    Attributes:
+        root: its folder.
+        project: that its jobs are charged to; "" if none is named.
+        wants, may: tasks that should run, and that may.
+        jobs: ids of those that wait or run.
+        seen: when this was written, epoch seconds.
+    """
+
+    root: str
+    project: str = ""
+    wants: int = 0
+    may: int = 0
+    jobs: list[str] = field(default_factory=list)
+    seen: float = 0.0
+
+    def lives(self, queue: Occupancy | None) -> bool:
+        """True if jobs of it may be in the queue; where it cannot be asked, they are taken to be.
+
+        Those that it is about to submit are not in ``jobs`` yet.
+        """
+        if queue is None or self.seen > queue.at - _CLOCKS_S:
+            return bool(self.jobs or self.may)
+        return any(job in queue.running or job in queue.waiting for job in self.jobs)
+
+    def holds(self, queue: Occupancy | None, running: Mapping[str, int]) -> int:
+        """Return how many of its tasks run, or may begin at any time."""
+        may = self.may if self.lives(queue) else 0
+        return max(may, sum(running.get(job, 0) for job in self.jobs))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A limit on tasks that run at once.
+
+    Attributes:
+        running: those that do, by job, whoever has submitted them.
+        project: only jobs that are charged to it count; None: all do.
+    """
+
+    most: int
+    running: Mapping[str, int]
+    project: str | None = None
+
+    def room(self, mine: Share, shares: Sequence[Share], queue: Occupancy | None) -> int:
+        """Return how many tasks of ``mine`` may run, one of ``shares``."""
+        known = {job for share in shares for job in share.jobs}
+        left = self.most - sum(count for job, count in self.running.items() if job not in known)
+        those = [share for share in shares if self.project in (None, share.project)]
+        others = (share.holds(queue, self.running) for share in those if share is not mine)
+        fair = _dealt(left, {share.root: share.wants for share in those})[mine.root]
+        return max(0, min(fair, left - sum(others)))
+
+
+def agree(
+    path: Path, mine: Share, bounds: Sequence[Bound], queue: Occupancy | None
+) -> tuple[int, list[Path]]:
+    """Write this experiment's share.
+
+    Args:
+        mine: with what it wants; its ``may`` is not looked at.
+        queue: jobs of this user; None: they cannot be asked for.
+
+    Returns:
+        How many of its tasks may run, and the folders of experiments that could go on and have no
+        job that would see to it.
+    """
+    with _locked(path):
+        shares = list(_others(path, mine, queue))
+        before = next((at for at, one in enumerate(shares) if one.root == mine.root), len(shares))
+        shares[before : before + 1] = [mine]
+        may = min(bound.room(mine, shares, queue) for bound in bounds)
+        mine = dataclasses.replace(mine, may=may)
+        shares[before] = mine
+        _write(path, shares)
+    idle = [share for share in shares if share is not mine and not share.lives(queue)]
+    return may, [
+        Path(share.root)
+        for share in idle
+        if share.wants and all(bound.room(share, shares, queue) for bound in bounds)
+    ]
+
+
+def leave(path: Path, root: Path) -> list[Path]:
+    """Give this experiment's share back; returns the others without jobs that want to run some."""
+    if not path.exists():
+        return []
+    with _locked(path):
+        shares = _read(path)
+        others = [share for share in shares if share.root != str(root)]
+        if len(others) < len(shares):
+            _write(path, others)
+    return [Path(share.root) for share in others if share.wants and not share.jobs]
+
+
+def _others(path: Path, mine: Share, queue: Occupancy | None) -> Iterator[Share]:
+    """Yield the shares of open experiments, this one's former one among them."""
+    for share in _read(path):
+        paths = ExperimentPaths(Path(share.root))
+        fresh = share.seen > mine.seen - _OLD_S or (queue is not None and share.lives(queue))
+        there = paths.config.exists() and not paths.closed.exists()
+        if share.root == mine.root or (fresh and there):
+            yield share
+
+
+def _dealt(left: int, wants: Mapping[str, int]) -> dict[str, int]:
+    """Deal out what is left, one for each in turn, to no one more than it wants."""
+    shares = dict.fromkeys(wants, 0)
+    while left > 0 and (hungry := [root for root in wants if shares[root] < wants[root]]):
+        for root in hungry[:left]:
+            shares[root] += 1
+        left -= len(hungry)
+    return shares
+
+
+def split(most: int, running: Mapping[str, int], waiting: Mapping[str, int]) -> dict[str, int]:
+    """Return how many tasks of each job may run, those that do before those that wait."""
+    found, left = dict.fromkeys([*running, *waiting], 0), most
+    for tasks in (running, waiting):
+        for job, count in tasks.items():
+            found[job] += (more := min(count, left))
+            left -= more
+    return found
+
+
+def _read(path: Path) -> list[Share]:
+    said = files.read_json(path)
+    found: list[Share] = []
+    for one in said if isinstance(said, list) else []:
+        with contextlib.suppress(ValueError):  # of another version
+            found.append(Share.decode(one))
+    return found
+
+
+def _write(path: Path, shares: Collection[Share]) -> None:
+    files.replace(path, files.canonical([dataclasses.asdict(share) for share in shares]))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.FILE_MODE)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,239 @@
+"""Limits on jobs that run at once: several experiments of one user, on one queue."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdet.control.fleet import running_shares
+from hpcdet.control.fleet.running_shares import Bound, Share
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.requests import commands
+from hpcdet.control.turn.controller import advance
+from hpcdet.errors import Unavailable
+from hpcdet.read.experiment import gather, states
+from hpcdet.schedulers.common.base import Capabilities, Occupancy, TaskState
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files
+from tests.control.worlds import closed, later
+from tests.paper import PaperScheduler, Waves, World
+
+
+class Counting(PaperScheduler):
+    """It counts what runs; ``foreign``: jobs that hpcdet has not submitted."""
+
+    foreign = 0
+    of_project = 0
+    asked: list[str | None]
+
+    def occupancy(self, project: str | None = None) -> Occupancy:
+        if self.down:
+            raise Unavailable("the scheduler is on holiday")
+        self.asked = [*vars(self).get("asked", []), project]
+        running = {
+            number: job.states.count(TaskState.RUNNING)
+            for number, job in self.jobs.items()
+            if TaskState.RUNNING in job.states
+        }
+        waiting = [number for number, job in self.jobs.items() if TaskState.PENDING in job.states]
+        beside = self.of_project if project else 0
+        return Occupancy(0, {**running, "900": self.foreign, "901": beside}, frozenset(waiting))
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counting:
+    monkeypatch.setenv("HPCDET_CACHE", str(tmp_path / "cache"))
+    return Counting()
+
+
+def make(scheduler: Counting, root: Path, width: int, **limits: Any) -> World:
+    site = {"limits": {"poll_min_s": 10, "signal_lead_s": 20, "kill_wait_s": 10, **limits}}
+    slurm = {"scheduler": "slurm", "directives": {"account": "p1"}} if scheduler.of_project else {}
+    search = {"max_concurrent_trials": width, "max_trials": width}
+    world = World.make(root, Waves(width, width), {**site, **slurm}, searcher=search)
+    paths = ExperimentPaths(root / f"{root.name}-0001")
+    files.make_folder(paths.code)
+    files.replace(paths.config, b"{}")
+    return dataclasses.replace(world, paths=paths, scheduler=scheduler)
+
+
+def throttles(scheduler: Counting) -> dict[str, int]:
+    first = {number: job.submission.throttle for number, job in scheduler.jobs.items()}
+    return first | dict(scheduler.throttled)
+
+
+def test_no_more_tasks_run_than_the_site_allows(tmp_path: Path, scheduler: Counting) -> None:
+    world = make(scheduler, tmp_path, 6, max_running=4)
+    advance(world.paths, world.holder())
+    [job] = scheduler.jobs.values()
+    assert (job.submission.tasks, job.submission.throttle) == (6, 4)
+
+
+def test_jobs_of_others_take_their_part_of_the_limit(tmp_path: Path, scheduler: Counting) -> None:
+    scheduler.foreign = 3
+    world = make(scheduler, tmp_path, 6, max_running=4)
+    holder = world.holder()
+    advance(world.paths, holder)
+    assert throttles(scheduler) == {"1": 1}
+    scheduler.foreign = 1
+    later(world, holder, 1)
+    assert throttles(scheduler) == {"1": 3}
+    scheduler.foreign = 4
+    later(world, holder, 2)
+    assert scheduler.held["1"], "no throttle stands for none"
+    scheduler.reasons["1"] = "JobHeldUser"
+    later(world, holder, 1)
+    holder.lease.beat()
+    [told] = states.waits(gather.gather(world.paths))
+    assert (told["reason"], told["kind"]) == ("limits.max_running: 4 of site paper", "limit")
+    scheduler.foreign = 2
+    later(world, holder, 2)
+    assert not scheduler.held["1"]
+    assert throttles(scheduler) == {"1": 2}
+
+
+def test_what_runs_goes_on_and_nothing_begins_where_the_limit_is_used_up(
+    tmp_path: Path, scheduler: Counting
+) -> None:
+    world = make(scheduler, tmp_path, 4, max_running=3)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    play.claim(play.start("1", 0))
+    scheduler.foreign = 3
+    later(world, holder, 1)
+    assert throttles(scheduler) == {"1": 1}
+    assert not scheduler.held["1"]
+    assert scheduler.jobs["1"].states[0] is TaskState.RUNNING
+
+
+def test_single_jobs_are_as_many_as_may_run_and_surplus_ones_are_held(
+    tmp_path: Path, scheduler: Counting
+) -> None:
+    scheduler.able = Capabilities(arrays=False)
+    world = make(scheduler, tmp_path, 5, max_running=3)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    assert len(scheduler.jobs) == 3
+    play.claim(play.start("1"))
+    scheduler.foreign = 1
+    later(world, holder, 1)
+    assert scheduler.held == {"1": False, "2": False, "3": True}
+    later(world, holder, 1)
+    commands.ask(world.paths, "release")
+    later(world, holder, 1)
+    assert scheduler.held["3"], "a release by the user is none by the limit"
+    scheduler.foreign = 0
+    later(world, holder, 1)
+    assert scheduler.held == {"1": False, "2": False, "3": False}
+    assert len(scheduler.jobs) == 3
+
+
+def test_experiments_share_a_limit_and_give_back_what_they_do_not_need(
+    tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(scheduler, tmp_path / "a", 4, max_running=4)
+    second = make(scheduler, tmp_path / "b", 4, max_running=4)
+    worlds = {world.paths.root: world for world in (first, second)}
+    monkeypatch.setattr(Holder, "open", opener(worlds))
+    one, other = first.holder(), second.holder()
+    advance(first.paths, one)
+    play = first.play()
+    workers = play.start_all()
+    attempts = [play.claim(worker) for worker in workers]
+    turn = advance(second.paths, other)
+    assert len(scheduler.jobs) == 1, "the first holds all of it"
+    assert "max_running: 4" in turn.actions[-1]
+    assert turn.strands
+    other.close()
+    [told] = states.waits(gather.gather(second.paths))
+    assert (told["kind"], told["tasks"]) == ("limit", 4)
+    # half of it is the second one's as soon as it is free: nobody of that one is there to see
+    later(first, one, 1)
+    assert throttles(scheduler)["1"] == 2
+    for attempt, worker in zip(attempts[:2], workers[:2], strict=True):
+        play.finish(attempt)
+        play.leave(worker)
+    later(first, one, 2)
+    assert len(scheduler.jobs) == 2
+    assert scheduler.jobs["2"].submission.throttle == 2
+    # and all of it when the first one is over
+    for attempt, worker in zip(attempts[2:], workers[2:], strict=True):
+        play.finish(attempt)
+        play.leave(worker)
+    assert later(first, one, 1).closed
+    assert closed(first)[0] == "COMPLETED"
+    later(second, second.holder(), 2)
+    assert throttles(scheduler)["2"] == 4
+
+
+def opener(worlds: dict[Path, World]) -> Callable[..., Holder]:
+    def open(paths: Any, kind: str, **_: Any) -> Holder:
+        return worlds[paths.root].holder(kind)
+
+    return open
+
+
+def test_jobs_of_all_users_of_a_project_count(tmp_path: Path, scheduler: Counting) -> None:
+    scheduler.of_project = 5
+    world = make(scheduler, tmp_path, 6, max_running=4, max_running_project=7)
+    advance(world.paths, world.holder())
+    assert throttles(scheduler)["1"] == 2
+    assert scheduler.asked == [None, "p1"]
+
+
+def test_a_worker_that_leaves_is_replaced_though_the_queue_still_shows_its_job(
+    tmp_path: Path, scheduler: Counting
+) -> None:
+    scheduler.able = Capabilities(arrays=False)
+    world = make(scheduler, tmp_path, 1, max_running=1)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    worker = play.start("1")
+    play.end(play.claim(worker), "walltime", progressed=True)
+    play.leave(worker, "time")
+    scheduler.jobs["1"].states = [TaskState.RUNNING]
+    advance(world.paths, holder)
+    assert len(scheduler.jobs) == 2
+
+
+def test_without_an_answer_of_the_queue_the_files_tell(tmp_path: Path, scheduler: Counting) -> None:
+    first = make(scheduler, tmp_path / "a", 3, max_running=4)
+    advance(first.paths, first.holder())
+    scheduler.down = True
+    second = make(scheduler, tmp_path / "b", 3, max_running=4)
+    advance(second.paths, second.holder())
+    [share] = running_shares._read(tmp_path / "cache" / "polling" / "running-paper.json")[1:]
+    assert (share.wants, share.may) == (3, 1)
+
+
+def test_a_paused_experiment_wants_nothing(tmp_path: Path, scheduler: Counting) -> None:
+    first = make(scheduler, tmp_path / "a", 3, max_running=4)
+    holder = first.holder()
+    advance(first.paths, holder)
+    commands.ask(first.paths, "pause")
+    later(first, holder, 2)
+    second = make(scheduler, tmp_path / "b", 4, max_running=4)
+    advance(second.paths, second.holder())
+    assert throttles(scheduler)["2"] == 4
+
+
+def test_shares_are_dealt_in_turn_and_dead_experiments_hold_nothing(tmp_path: Path) -> None:
+    dealt = running_shares._dealt(7, {"a": 1, "b": 9, "c": 9})
+    assert dealt == {"a": 1, "b": 3, "c": 3}
+    assert running_shares._dealt(1, {"a": 2, "b": 2}) == {"a": 1, "b": 0}
+    assert running_shares._dealt(-2, {"a": 2}) == {"a": 0}
+    queue = Occupancy(1000.0, {"7": 2, "5": 1}, frozenset({"8"}))
+    dead = Share("dead", wants=4, may=4, jobs=["1"], seen=10.0)
+    there = Share("there", wants=4, may=4, jobs=["7"], seen=10.0)
+    new = Share("new", wants=1, may=1, jobs=["9"], seen=999.0)
+    assert [one.holds(queue, queue.running) for one in (dead, there, new)] == [0, 4, 1]
+    assert dead.holds(None, {}) == 4, "who cannot ask does not know"
+    mine = Share("mine", wants=9, seen=1001.0)
+    bound = Bound(20, queue.running)
+    # one of 20 is another job's; the others want 9, and hold 5
+    assert bound.room(mine, [dead, there, new, mine], queue) == 9
+    assert Bound(10, queue.running).room(mine, [dead, there, new, mine], queue) == 2
