@@ -20,7 +20,7 @@ from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers import opening
-from hpcdet.schedulers.common.base import CountsRunning, Occupancy
+from hpcdet.schedulers.common.base import CountsJobs, Occupancy
 from hpcdet.schedulers.common.polling import cache_folder
 from hpcdet.site.models import Site
 from hpcdet.store.fs import files
@@ -111,7 +111,7 @@ def _bounds(holder: Holder) -> tuple[list[Bound], Occupancy | None, str]:
     limits, scheduler, project = holder.hands.site.limits, holder.hands.scheduler, _project(holder)
     own: Occupancy | None = None
     all_of: Occupancy | None = None
-    if isinstance(scheduler, CountsRunning):
+    if isinstance(scheduler, CountsJobs):
         with contextlib.suppress(Unavailable):
             own = all_of = scheduler.occupancy()
             if project and limits.max_running_project is not None:

@@ -303,7 +303,7 @@ class Occupancy:
 
 
 @runtime_checkable
-class CountsRunning(Protocol):
+class CountsJobs(Protocol):
     """A backend that counts all jobs of a user, and those that run of a project."""
 
     def occupancy(self, project: str | None = None) -> Occupancy:

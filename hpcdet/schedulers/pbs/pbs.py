@@ -77,7 +77,7 @@ class PbsScheduler:
         }
 
     def occupancy(self, project: str | None = None) -> Occupancy:
-        """See ``base.CountsRunning``."""
+        """See ``base.CountsJobs``."""
         if project is None:
             answer = self._own.get(frozenset())
             running, waiting = pbs_states.occupied(answer.text)

@@ -162,7 +162,7 @@ class SlurmScheduler:
         }
 
     def occupancy(self, project: str | None = None) -> Occupancy:
-        """See ``base.CountsRunning``. ``squeue`` shows a user's own jobs in any case."""
+        """See ``base.CountsJobs``. ``squeue`` shows a user's own jobs in any case."""
         if project is None:
             answer = self._live.get(frozenset())
             return slurm_tasks.occupancy(slurm_text.squeue(answer.text), answer.at)
