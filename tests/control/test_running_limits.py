@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcdet.control.fleet import running_shares
-from hpcdet.control.fleet.running_shares import Bound, Share
+from hpcdet.control.fleet.running_shares import Bound, RunningShare
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
@@ -227,12 +227,12 @@ def test_shares_are_dealt_in_turn_and_dead_experiments_hold_nothing(tmp_path: Pa
     assert running_shares._dealt(1, {"a": 2, "b": 2}) == {"a": 1, "b": 0}
     assert running_shares._dealt(-2, {"a": 2}) == {"a": 0}
     queue = Occupancy(1000.0, {"7": 2, "5": 1}, frozenset({"8"}))
-    dead = Share("dead", wants=4, may=4, jobs=["1"], seen=10.0)
-    there = Share("there", wants=4, may=4, jobs=["7"], seen=10.0)
-    new = Share("new", wants=1, may=1, jobs=["9"], seen=999.0)
+    dead = RunningShare("dead", wants=4, may=4, jobs=["1"], seen=10.0)
+    there = RunningShare("there", wants=4, may=4, jobs=["7"], seen=10.0)
+    new = RunningShare("new", wants=1, may=1, jobs=["9"], seen=999.0)
     assert [one.holds(queue, queue.running) for one in (dead, there, new)] == [0, 4, 1]
     assert dead.holds(None, {}) == 4, "who cannot ask does not know"
-    mine = Share("mine", wants=9, seen=1001.0)
+    mine = RunningShare("mine", wants=9, seen=1001.0)
     bound = Bound(20, queue.running)
     # one of 20 is another job's; the others want 9, and hold 5
     assert bound.room(mine, [dead, there, new, mine], queue) == 9

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from hpcdet.errors import ConfigError
-from hpcdet.jobs.checks import site_checks, site_lint
+from hpcdet.jobs.checks import queue_limits, site_checks, site_lint
 from hpcdet.site import Site
 from hpcdet.site_files import load_site as sites
 from hpcdet.store.config.placement import Resources
-from hpcdet.store.config.resolved_config import Resolved, Worker
+from hpcdet.store.config.resolved_config import Resolved, Worker, resolve
 from hpcdet.store.config.searcher_keys import Searcher as SearcherConfig
 from tests.commands import Cli
 
@@ -100,6 +100,56 @@ def test_whole_nodes_that_are_half_idle_are_warned_of(tmp_path: Path) -> None:
     assert site_checks.preflight(two, whole, tmp_path) == []
     [said] = site_checks.preflight(Resolved(), site(whole_nodes=True, cpus_per_node=72), tmp_path)
     assert "71 of 72 cores" in said
+
+
+SPOT: dict[str, Any] = {
+    "scheduler": "slurm",
+    "default_partition": "batch",
+    "partitions": {"batch": {}, "spot": {"preemptible": True}},
+}
+OF_PBS = {**SPOT, "scheduler": "pbs"}
+
+
+@pytest.mark.parametrize(
+    ("values", "config"),
+    [
+        (SPOT, {"resources": {"resource_pool": "spot"}}),
+        (SPOT, {"slurm": {"sbatch_args": ["-p batch,spot"]}}),
+        (OF_PBS, {"pbs": {"pbsbatch_args": ["-q spot"]}}),
+        (OF_PBS, {"resources": {"resource_pool": "spot"}}),
+    ],
+)
+def test_a_preemptible_partition_is_taken_only_if_the_user_agrees(
+    values: dict[str, Any], config: dict[str, Any]
+) -> None:
+    there = Site.model_validate({**sites.load("local").plain(), **values})
+    with pytest.raises(ConfigError) as caught:
+        queue_limits.refuse_preemptible(resolve(config), there)
+    assert caught.value.exit_code == 4 and caught.value.where == "resources.resource_pool"
+    assert "jobs in spot may be ended" in str(caught.value)
+    assert "resources: {preemptible: true}, or name another one: batch" in str(caught.value)
+    agreed = {**config, "resources": {**config.get("resources", {}), "preemptible": True}}
+    assert queue_limits.refuse_preemptible(resolve(agreed), there) == []
+
+
+def test_a_default_that_is_preemptible_is_refused_and_an_agreement_without_effect_told(
+    cli: Cli, tmp_path: Path
+) -> None:
+    cli("init", tmp_path)
+    file = tmp_path / "cloud.yaml"
+    file.write_text(
+        "extends: local\ndefault_partition: spot\n"
+        "partitions: {spot: {preemptible: true}, batch: {}}\n"
+    )
+    words = [tmp_path / "random.yaml", "--site", file, "--no-test"]
+    said = cli("submit", *words, code=4).err
+    assert "jobs in spot, the default one, may be ended at any time" in said
+    assert "resources: {preemptible: true}" in said and list(cli.root.iterdir()) == []
+    asked = ["--set", "resources.preemptible=true"]
+    said = cli("submit", *words, *asked, "-n").err
+    assert "preemptible" not in said
+    said = cli("submit", *words, *asked, "--set", "resources.resource_pool=batch", "-n").err
+    assert "resources.preemptible has no effect: batch is none; those are: spot" in said
 
 
 def test_more_jobs_than_may_run_at_once_are_warned_of(tmp_path: Path) -> None:

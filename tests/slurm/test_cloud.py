@@ -57,7 +57,7 @@ def submit(lab: Lab) -> Run:
         searcher={"max_length": {"batches": BATCHES}},
         environment={"environment_variables": {"PACE": str(pace)}},
         data={"every": 10},
-        resources={"resource_pool": "batch"},
+        resources={"resource_pool": "batch", "preemptible": True},
     )
     files.replace(lab.model / "c.yaml", yaml.safe_dump(values).encode())
     site = newcomer(

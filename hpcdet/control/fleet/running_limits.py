@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.control.fleet import running_shares
-from hpcdet.control.fleet.running_shares import Bound, Share
+from hpcdet.control.fleet.running_shares import Bound, RunningShare
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import Unavailable
@@ -55,7 +55,7 @@ def room(holder: Holder, seen: FleetView, wanted: int) -> Room | None:
     bounds, queue, project = _bounds(holder)
     there = {*queue.running, *queue.waiting} if queue is not None else set()
     submitted = {one.job for _, one in holder.watch.files.submissions() if one.job}
-    mine = Share(
+    mine = RunningShare(
         root=str(holder.paths.root),
         project=project,
         wants=0 if holder.decided.jobs.halted else wanted,

@@ -27,7 +27,7 @@ _CLOCKS_S = 60.0
 
 
 @dataclass(frozen=True)
-class Share(JsonRecord):
+class RunningShare(JsonRecord):
     """One experiment's part.
 
     Attributes:
@@ -73,7 +73,9 @@ class Bound:
     running: Mapping[str, int]
     project: str | None = None
 
-    def room(self, mine: Share, shares: Sequence[Share], queue: Occupancy | None) -> int:
+    def room(
+        self, mine: RunningShare, shares: Sequence[RunningShare], queue: Occupancy | None
+    ) -> int:
         """Return how many tasks of ``mine`` may run, one of ``shares``."""
         known = {job for share in shares for job in share.jobs}
         left = self.most - sum(count for job, count in self.running.items() if job not in known)
@@ -84,7 +86,7 @@ class Bound:
 
 
 def agree(
-    path: Path, mine: Share, bounds: Sequence[Bound], queue: Occupancy | None
+    path: Path, mine: RunningShare, bounds: Sequence[Bound], queue: Occupancy | None
 ) -> tuple[int, list[Path]]:
     """Write this experiment's share.
 
@@ -124,7 +126,7 @@ def leave(path: Path, root: Path) -> list[Path]:
     return [Path(share.root) for share in others if share.wants and not share.jobs]
 
 
-def _others(path: Path, mine: Share, queue: Occupancy | None) -> Iterator[Share]:
+def _others(path: Path, mine: RunningShare, queue: Occupancy | None) -> Iterator[RunningShare]:
     """Yield the shares of open experiments, this one's former one among them."""
     for share in _read(path):
         paths = ExperimentPaths(Path(share.root))
@@ -154,16 +156,16 @@ def split(most: int, running: Mapping[str, int], waiting: Mapping[str, int]) -> 
     return found
 
 
-def _read(path: Path) -> list[Share]:
+def _read(path: Path) -> list[RunningShare]:
     said = files.read_json(path)
-    found: list[Share] = []
+    found: list[RunningShare] = []
     for one in said if isinstance(said, list) else []:
         with contextlib.suppress(ValueError):  # of another version
-            found.append(Share.decode(one))
+            found.append(RunningShare.decode(one))
     return found
 
 
-def _write(path: Path, shares: Collection[Share]) -> None:
+def _write(path: Path, shares: Collection[RunningShare]) -> None:
     files.replace(path, files.canonical([dataclasses.asdict(share) for share in shares]))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.create.create import slug
 from hpcdet.jobs.script import lanes
+from hpcdet.schedulers import opening
 from hpcdet.site import PartitionView, Site
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
@@ -58,6 +59,36 @@ def refuse_beyond(need: Resources, view: PartitionView) -> None:
                 hint=f"at most {duration(longest)}; trials go on in the next allocation by "
                 "themselves",
             )
+
+
+def refuse_preemptible(experiment: Resolved, site: Site) -> list[str]:
+    """Refuse a preemptible partition or queue that the user has not agreed to.
+
+    Returns:
+        A warning where the agreement has no effect.
+
+    Raises:
+        ConfigError: it is one by the site file, with the ways to go on.
+    """
+    pool, user = experiment.resources.resource_pool, experiment.user_options(site.scheduler)
+    chosen = opening.of(site).script.place(pool, user)
+    names = str(chosen or site.view(pool).name or "").split(",")
+    all_of = [name for name, part in site.partitions.items() if part.preemptible]
+    found, agreed = [name for name in names if name in all_of], experiment.resources.preemptible
+    if found and not agreed:
+        is_default = "" if chosen else ", the default one,"
+        others = [name for name in site.partitions if name not in all_of]
+        instead = f", or name another one: {', '.join(others)}" if others else ""
+        raise ConfigError(
+            f"jobs in {found[0]}{is_default} may be ended at any time to run others",
+            where="resources.resource_pool",
+            hint=f"if that is meant, add resources: {{preemptible: true}}{instead}",
+        )
+    if agreed and not found:
+        those = f"those are: {', '.join(all_of)}" if all_of else "the site file names none"
+        where = f"{names[0]} is none" if names[0] else "no partition is named"
+        return [f"resources.preemptible has no effect: {where}; {those}"]
+    return []
 
 
 def refuse_long_name(experiment: Resolved, site: Site) -> None:

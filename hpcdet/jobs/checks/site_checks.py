@@ -88,13 +88,15 @@ def preflight(
         ConfigError: it can never run here: no such partition, or one that suspends jobs, nodes or
             a walltime outside its bounds, a name that is too long, more slots than a node has, no
             backend, options that the scheduler cannot take, MPI from a launcher that has none, an
-            image or staged data that cannot be had; or ``local`` on a login node, unasked.
+            image or staged data that cannot be had; or, unasked, ``local`` on a login node or a
+            preemptible partition.
         Unavailable: the scheduler does not answer. Said now, not after the experiment is made.
     """
     said = refuse_impossible(experiment, site, submits=submits, required=required)
     view = site.view(experiment.resources.resource_pool)
     image_checks.refuse_unusable(experiment, site, view, root)
     queue_limits.refuse_long_name(experiment, site)
+    said += queue_limits.refuse_preemptible(experiment, site)
     said += queue_limits.warnings(experiment, site, view)
     said += _fabric(experiment, site, view)
     size = quota.former(root, experiment.name)

@@ -48,6 +48,7 @@ LATER = (
     "resources.memory_per_slot",
     "resources.min_slots_per_trial",
     "resources.nodes",
+    "resources.preemptible",
     "resources.resource_pool",
     "resources.slots_per_node",
     "resources.slots_per_trial",

@@ -35,6 +35,8 @@ class Resources:
     """Length of one allocation, in seconds or as '12:00:00', '2h'. A trial may need many."""
     resource_pool: str | None = None
     """The partition or queue."""
+    preemptible: bool = False
+    """Jobs may go to a partition or queue whose jobs are ended at any time to run others."""
     max_slots: Annotated[int | None, Key(ge=1)] = None
     """Slots that all trials of the experiment may hold at once."""
     priority: Annotated[int | None, Key(ge=1, le=99)] = None
