@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +41,8 @@ _LOOK_S = 0.1
 _PATIENCE_S = 120.0
 _REMOVE_S = 5.0
 _TAIL = 4000
+STAGE = "stage"
+"""File in the job's folder in which the command may say what it is at."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def run(
     argv: Sequence[str],
     timeout_s: float,
     policy: CompiledPolicy | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[CommandResult, str]:
     """Run a command in a job of one task, and wait for it.
 
@@ -99,6 +102,7 @@ def run(
         experiment: whose resources, environment and options the job gets.
         timeout_s: for all of it, the queue included.
         policy: whose nodes the job asks for, if the experiment is governed.
+        tell: called with how the job stands, whenever it is looked at.
 
     Returns:
         The answer, and everything that the command printed.
@@ -116,7 +120,7 @@ def run(
     answer: CommandResult | None = None
     try:
         job = Job(_submit(scheduler, site, made), 1, files.now())
-        answer = _wait(paths, scheduler, site, job, timeout_s)
+        answer = _wait(paths, scheduler, site, job, timeout_s, tell)
     finally:
         if answer is None:
             _cancel(scheduler, made)
@@ -131,7 +135,12 @@ def _submit(scheduler: Scheduler, site: Site, made: Submission) -> str:
 
 
 def _wait(
-    paths: ExperimentPaths, scheduler: Scheduler, site: Site, job: Job, timeout_s: float
+    paths: ExperimentPaths,
+    scheduler: Scheduler,
+    site: Site,
+    job: Job,
+    timeout_s: float,
+    tell: Callable[[str], None],
 ) -> CommandResult:
     limit, look, ended = time.monotonic() + timeout_s, 0.0, 0.0
     task: Task | None = None
@@ -144,6 +153,8 @@ def _wait(
             look = now + max(1.0, site.limits.poll_min_s)
             with contextlib.suppress(Unavailable):
                 task = next(iter(scheduler.query([job])[job.job]), None)
+        stage = _text(paths.root / STAGE)
+        tell(f"job {job.job}, {stage or _state(task)}")
         if task is not None and task.state.final:
             ended = ended or now
             if now - ended > max(1.0, site.limits.poll_min_s):  # its last words may be on their way
@@ -154,9 +165,15 @@ def _wait(
                     or f"do the nodes see {paths.root.parent}, and the same Python?",
                 )
         if now > limit:
-            how = f"{task.state.value} {task.reason}".strip() if task else "not seen"
-            raise StillPending(f"no answer in {timeout_s:.0f} s: {how}", where=f"job {job.job}")
+            raise StillPending(
+                f"no answer in {timeout_s:.0f} s: {_state(task)}", where=f"job {job.job}"
+            )
         time.sleep(_LOOK_S)
+
+
+def _state(task: Task | None) -> str:
+    """How a job stands, in the scheduler's words."""
+    return f"{task.state.value} {task.reason}".strip() if task else "not seen"
 
 
 def _cancel(scheduler: Scheduler, made: Submission) -> None:

@@ -32,7 +32,6 @@ def test_sites_are_listed_shown_and_detected(cli: Cli, monkeypatch: pytest.Monke
     assert item["id"] == "local" and "HPCDET_SITE" in item["reason"]
     cli("site", "check", "local")
     assert "known sites" in cli("site", "show", "nowhere", code=3).err
-    assert {item["level"] for item in cli("doctor", "-o", "json").items} <= {"ok", "warning"}
 
 
 def test_a_copied_template_is_in_force(

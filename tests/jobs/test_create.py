@@ -19,6 +19,7 @@ from hpcdet.config.check.plan import plan
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs.checks import site_checks
 from hpcdet.jobs.create import create, provenance, snapshot
+from hpcdet.jobs.diagnosis import site_findings
 from hpcdet.jobs.script import render, submission
 from hpcdet.policy.compiled import PolicyText
 from hpcdet.read.lookup import find
@@ -522,13 +523,14 @@ def test_warnings_of_purge_room_and_of_nobody_who_decides(
 
 
 def test_a_site_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {f.level for f in site_checks.site_findings(sites.load("local"))} == {"ok"}
+    levels = {f.check: f.level for f in site_findings.findings(sites.load("local"))}
+    assert {check for check, level in levels.items() if level != "ok"} == {"history", "limits"}
     site = fake_slurm(tmp_path, monkeypatch)
     config_of = tmp_path / "bin" / "scontrol"
     config_of.write_text("#!/bin/sh\necho 'MaxArraySize = 51'\n")
     config_of.chmod(0o755)
     own = {"partitions": {"gpu": {}, "batch": {}, "gang": {}}, "setup": ["if then"]}
-    findings = site_checks.site_findings(Site.model_validate({**site.plain(), **own}))
+    findings = site_findings.findings(Site.model_validate({**site.plain(), **own}))
     said = {f.what: f.level for f in findings}
     assert said["partition gpu does not exist"] == "error"
     assert said["partition batch is there"] == "ok"

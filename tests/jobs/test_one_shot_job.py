@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import sys
@@ -25,8 +24,6 @@ from hpcdet.store.config.resolved_config import Environment, Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from tests import experiments as x
 from tests.commands import Cli
-from tests.slurm_runs import Lab, hpcdet
-from tests.slurm_sites import write_site
 
 
 @pytest.fixture
@@ -118,24 +115,3 @@ def test_the_code_is_tried_on_a_node(
     monkeypatch.setattr(LocalScheduler, "submit", held)
     assert "pending JobHeldUser" in cli(*words, "--timeout", "1", code=8).err
     x.until(lambda: everything_ended(state))
-
-
-@pytest.mark.slurm
-@pytest.mark.xdist_group("slurm")
-def test_a_doctor_looks_at_a_node_of_slurm(lab: Lab) -> None:
-    site = str(write_site(lab.folder, lab.cluster))
-    done = hpcdet("doctor", "--site", site, "--node", "-o", "json", "--timeout", "240")
-    assert done.returncode == 0, done.stdout + done.stderr
-    items = json.loads(done.stdout)["items"]
-    found = {item["check"]: item for item in items if item["where"] == "node"}
-    wanted = {"job", "python", "packages", "torch", "accelerators", "h5py", "mpi4py"}
-    assert found.keys() == {*wanted, "files", "clock", "room", "visibility", "launcher"}
-    assert found["launcher"]["what"].startswith("srun starts a rank on")
-    assert list(lab.root.iterdir()) == []
-    assert "hpcdet-errand" in str(lab.cluster.jobs())
-
-    broken = str(write_site(lab.folder, lab.cluster, python="/nowhere/python"))
-    done = hpcdet("doctor", "--site", broken, "--node", "--timeout", "240")
-    assert done.returncode == 1
-    assert "ERROR job" in done.stdout and "/nowhere/python" in done.stderr
-    assert list(lab.root.iterdir()) == []

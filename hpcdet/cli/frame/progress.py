@@ -147,3 +147,33 @@ def working(what: str) -> Iterator[Callable[[float], None]]:
         yield show
     finally:
         click.echo(_CLEAR, nl=False, err=True, color=True)
+
+
+@contextlib.contextmanager
+def telling(what: str) -> Iterator[Callable[[str], None]]:
+    """Show what is waited for, fed with how it stands.
+
+    On a terminal one line is drawn anew with the seconds that have passed; elsewhere a change is a
+    line.
+    """
+    begin, last = time.monotonic(), ""
+
+    def show(how: str) -> None:
+        nonlocal last
+        passed = units.duration(time.monotonic() - begin)
+        if settings().live:
+            columns = shutil.get_terminal_size((80, 24)).columns
+            line = escaped(f"{what}: {how}  {passed}")[: columns - 1]
+            if line != last:
+                click.echo(_CLEAR + line, nl=False, err=True, color=True)
+            last = line
+        elif how != last:
+            settings().note(f"{what}: {how}")
+            last = how
+
+    show("…")
+    try:
+        yield show
+    finally:
+        if settings().live:
+            click.echo(_CLEAR, nl=False, err=True, color=True)

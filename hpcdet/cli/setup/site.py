@@ -7,14 +7,15 @@ from typing import Any
 import click
 
 from hpcdet.cli.frame.output import Column, Output, output
-from hpcdet.cli.frame.progress import busy
+from hpcdet.cli.frame.progress import telling
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
 from hpcdet.cli.setup import site_authoring
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import one_shot_job
-from hpcdet.jobs.checks import node_checks, site_checks, tried_submissions
-from hpcdet.jobs.checks.site_checks import SiteFinding
+from hpcdet.jobs.diagnosis import finding as of_site
+from hpcdet.jobs.diagnosis import node_checks, site_findings, tried_submissions
+from hpcdet.jobs.diagnosis.finding import SiteFinding
 from hpcdet.jobs.script.environment import fold_defaults
 from hpcdet.read.views.items import text
 from hpcdet.schedulers import opening
@@ -121,7 +122,7 @@ def detect(out: Output) -> None:
     metavar="TIME",
     help="With --job: how long to wait for it [600].",
 )
-@output("site.check", site_checks.SiteFinding)
+@output("site.check", SiteFinding)
 def check(out: Output, name: str | None, job: bool, partition: str | None, timeout: float) -> None:
     """Try a site: template, scheduler, partitions, launcher. Exit 4 if something is wrong.
 
@@ -135,10 +136,10 @@ def check(out: Output, name: str | None, job: bool, partition: str | None, timeo
               hpcdet site check delta --job --partition gpu
     """
     chosen = _resolved(settings().site(name))
-    findings = [*site_checks.site_findings(chosen), *tried_submissions.findings(chosen)]
+    findings = [*site_findings.findings(chosen), *tried_submissions.findings(chosen)]
     if job and all(finding.level != "error" for finding in findings):
         findings += _by_job(chosen, partition, timeout)
-    out.emit(findings, FINDINGS, key="what")
+    out.emit(of_site.explained(findings), FINDINGS, key="what")
     wrong = [finding for finding in findings if finding.level == "error"]
     if wrong:
         raise ConfigError(wrong[0].what, where=f"site {chosen.name}", hint=wrong[0].hint)
@@ -146,8 +147,9 @@ def check(out: Output, name: str | None, job: bool, partition: str | None, timeo
 
 def _by_job(site: Site, partition: str | None, timeout: float) -> list[SiteFinding]:
     folded, root = fold_defaults(site), settings().root_at(site)
-    with one_shot_job.folder(root) as place, busy("waiting for a job"):
-        return list(node_checks.findings(folded, partition, place, timeout, JOB_WALLTIME_S))
+    with one_shot_job.folder(root) as place, telling("waiting for a node") as tell:
+        found = node_checks.findings(folded, partition, place, timeout, JOB_WALLTIME_S, tell=tell)
+        return [finding for finding in found if finding.where == "node"]
 
 
 for verb in (site_authoring.init, site_authoring.lint, site_authoring.print_schema):

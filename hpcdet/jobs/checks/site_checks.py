@@ -1,4 +1,4 @@
-"""Checks before a submission: of an experiment at a site, and of the site itself."""
+"""Checks of an experiment at a site, before it is submitted."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ import importlib.util
 import math
 import os
 import re
-import shutil
 import socket
-import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from hpcdet import mpi_torch
-from hpcdet.errors import ConfigError, HpcdetError, Unavailable
-from hpcdet.jobs.checks import idle_keys, queue_limits, quota
+from hpcdet.errors import ConfigError, Unavailable
+from hpcdet.jobs.checks import queue_limits, quota
 from hpcdet.jobs.create import image_checks
 from hpcdet.jobs.create.code_drift import code_differs
 from hpcdet.jobs.script import interpreters, requirements
-from hpcdet.jobs.script.render import render
 from hpcdet.launchers import opening as launchers
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import HasFeatures, PartitionInfo, Queues
@@ -31,38 +26,13 @@ from hpcdet.site import PartitionView, Site, folders
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import trust
-from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Intent
 from hpcdet.units import clock_time
 
-__all__ = [
-    "SiteFinding",
-    "code_differs",
-    "login_node",
-    "preflight",
-    "refuse_impossible",
-    "site_findings",
-]
+__all__ = ["code_differs", "login_node", "preflight", "refuse_impossible"]
 
 _LOGIN = re.compile(r"^(?:login|head|front|submit|access|gateway)", re.IGNORECASE)
-_SUSPENDS = "suspends jobs (PreemptMode SUSPEND or GANG), which is not supported"
-_CHOOSE = "choose a partition where jobs are requeued or canceled instead"
-
-
-@dataclass(frozen=True)
-class SiteFinding:
-    """One result of looking at a site or a machine."""
-
-    level: Literal["ok", "warning", "error"]
-    """How good it is."""
-    what: str
-    """What was found."""
-    hint: str = ""
-    """What to do; "" for nothing."""
-    check: str = "site"
-    """What was looked at, in a word."""
-    where: Literal["here", "node"] = "here"
-    """``here``, or ``node`` for what a job found."""
+SUSPENDS = "suspends jobs (PreemptMode SUSPEND or GANG), which is not supported"
+CHOOSE_ANOTHER = "choose a partition where jobs are requeued or canceled instead"
 
 
 def preflight(
@@ -103,7 +73,7 @@ def preflight(
     stores = [place for place in (root, folders.scratch(site, root)) if place]
     fits = [text for place in stores for text in quota.warnings(experiment, site, place, size)]
     said += [text for place in stores for text in trust.exchangeable(place)]
-    return [*said, *_keeps(experiment, site, root), *dict.fromkeys(fits), *_crank(site)]
+    return [*said, *_keeps(experiment, site, root), *dict.fromkeys(fits), *without_submitter(site)]
 
 
 def refuse_impossible(
@@ -150,119 +120,8 @@ def login_node() -> str:
     return "it has environment modules" if os.environ.get("LMOD_CMD") else ""
 
 
-def site_findings(site: Site) -> list[SiteFinding]:
-    """Try a site: its template, its scheduler, its partitions, its launcher."""
-    findings = [_template(site), *_scheduler(site), *_places(site), *_governed(site)]
-    views = (site.view(), *(site.view(name) for name in site.partitions))
-    programs = {view.launcher.command or _program(site, view) for view in views}
-    for kind in sorted(programs - {""}):
-        path = shutil.which(kind)
-        hint = "" if path else "it may be on the nodes only, or come with a module"
-        level: Literal["ok", "warning"] = "ok" if path else "warning"
-        findings.append(SiteFinding(level, f"launcher {kind}: {path or 'not on PATH here'}", hint))
-    texts = [*idle_keys.idle(site), *_crank(site)]
-    return findings + [SiteFinding("warning", text) for text in texts]
-
-
-def _program(site: Site, view: PartitionView) -> str:
-    return launchers.launcher(launchers.kind_of(site, view)).command
-
-
-def _places(site: Site) -> list[SiteFinding]:
-    """Check both places, where a site has project storage beside scratch."""
-    root = folders.experiments(site)
-    apart = folders.scratch(site, root) if root else None
-    if root is None or apart is None:
-        return []
-    purged = f", purged after {site.paths.purge_days} days" if site.paths.purge_days else ""
-    return [
-        _writable(root, "experiments"),
-        _writable(apart, f"their logs and checkpoints to go on from{purged}"),
-    ]
-
-
-def _governed(site: Site) -> list[SiteFinding]:
-    """Look for nodes with each capability that policies may require."""
-    governance = site.governance
-    if governance is None:
-        return []
-    found = []
-    if governance.statement is None or governance.statement.key is None:
-        hint = "policies that require signed statements are refused: governance.statement.key"
-        found.append(SiteFinding("warning", "nodes sign no statements", hint))
-    try:
-        scheduler = open_scheduler(site)
-        groups = scheduler.node_groups() if isinstance(scheduler, HasFeatures) else []
-    except HpcdetError:
-        return found  # that it does not answer is said elsewhere
-    for name, asked in governance.capabilities.items():
-        mine = {name: asked.get(site.scheduler) or {}}
-        try:
-            wanted = set(opening.of(site).script.node_request([name], mine, site.name).features)
-        except HpcdetError as error:
-            found.append(SiteFinding("error", f"capability {name}: {error.what}", error.hint))
-            continue
-        parts = [f"{one.nodes} in {one.partition}" for one in groups if wanted <= one.features]
-        if parts:
-            found.append(SiteFinding("ok", f"capability {name}: nodes: {', '.join(parts)}"))
-        elif groups:
-            what = f"capability {name}: no node has {', '.join(sorted(wanted))}"
-            found.append(
-                SiteFinding(
-                    "error", what, "the features of the nodes in the scheduler's configuration"
-                )
-            )
-    return found
-
-
-def _writable(place: Path, what: str) -> SiteFinding:
-    there = next(path for path in (place, *place.parents) if path.exists())
-    if os.access(there, os.W_OK | os.X_OK):
-        return SiteFinding("ok", f"{place}: {what}")
-    hint = f"{there} cannot be written; see paths.project and paths.scratch"
-    return SiteFinding("error", f"{place}: {what}: cannot be made", hint)
-
-
-def _template(site: Site) -> SiteFinding:
-    intent = Intent(1, "check-1", "hpcdet:check:1", tasks=2, throttle=1, term=0)
-    try:
-        text = render(Resolved(), site, intent, ExperimentPaths(Path("/nowhere/check")))
-    except HpcdetError as error:
-        return SiteFinding("error", f"template: {error.where}: {error.what}", error.hint)
-    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
-    if done.returncode != 0:
-        return SiteFinding(
-            "error", f"template: the rendered script is not valid bash: {done.stderr.strip()}"
-        )
-    return SiteFinding("ok", "template renders, and bash reads it")
-
-
-def _scheduler(site: Site) -> list[SiteFinding]:
-    try:
-        scheduler = open_scheduler(site)
-        can = scheduler.capabilities()
-        there = {info.name: info for info in _partitions(site)}
-    except HpcdetError as error:
-        return [SiteFinding("error", f"scheduler: {error.what}", error.hint)]
-    words = [
-        "with accounting" if can.accounting else "without accounting",
-        "tasks may requeue themselves" if can.requeue else "ended tasks are submitted anew",
-        f"arrays of up to {can.max_array_tasks}",
-    ]
-    findings = [SiteFinding("ok", f"scheduler {scheduler.name} answers: {', '.join(words)}")]
-    named = {site.view(name).directives.get("partition") for name in (None, *site.partitions)}
-    for name in sorted(str(name) for name in named if name is not None and there):
-        if name in there and there[name].suspends:
-            findings.append(SiteFinding("error", f"partition {name} {_SUSPENDS}", _CHOOSE))
-        elif name in there:
-            findings.append(SiteFinding("ok", f"partition {name} is there"))
-        else:
-            hint = f"partitions here: {', '.join(sorted(there))}"
-            findings.append(SiteFinding("error", f"partition {name} does not exist", hint))
-    return findings
-
-
-def _partitions(site: Site) -> list[PartitionInfo]:
+def partitions(site: Site) -> list[PartitionInfo]:
+    """Return the partitions of a site. Raises as ``open_scheduler`` and ``Queues``."""
     scheduler = open_scheduler(site)
     return scheduler.partitions() if isinstance(scheduler, Queues) else []
 
@@ -285,7 +144,7 @@ def _partition(site: Site, view: PartitionView) -> PartitionInfo | None:
     """The partition as the scheduler knows it; None: it has no default one, or no scheduler."""
     open_scheduler(site)  # refuses a site without a backend
     name = view.directives.get("partition")
-    there = {info.name: info for info in _partitions(site)}
+    there = {info.name: info for info in partitions(site)}
     if name is None:
         name = next((info.name for info in there.values() if info.default), None)
     if not there or name is None:
@@ -299,8 +158,8 @@ def _partition(site: Site, view: PartitionView) -> PartitionInfo | None:
         )
     for part in chosen:
         if there[part].suspends:
-            what = f"partition {part} {_SUSPENDS}"
-            raise ConfigError(what, where="resources.resource_pool", hint=_CHOOSE)
+            what = f"partition {part} {SUSPENDS}"
+            raise ConfigError(what, where="resources.resource_pool", hint=CHOOSE_ANOTHER)
     # of several, the scheduler takes the first that fits; the widest decides what can run
     return max((there[part] for part in chosen), key=lambda info: info.max_walltime_s or math.inf)
 
@@ -398,7 +257,7 @@ def _keeps(experiment: Resolved, site: Site, root: Path) -> list[str]:
     ]
 
 
-def _crank(site: Site) -> list[str]:
+def without_submitter(site: Site) -> list[str]:
     """Check that some process will be able to decide what comes next."""
     if not site.capabilities.nobody_submits:
         return []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.checks import site_lint
-from hpcdet.jobs.checks.site_checks import SiteFinding
+from hpcdet.jobs.diagnosis.finding import SiteFinding
 from hpcdet.schedulers.common.base import Submission, SubmissionRefused
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site
@@ -29,13 +29,13 @@ def findings(site: Site) -> Iterator[SiteFinding]:
             except SubmissionRefused as refused:
                 said = f"{_of(partition)} is refused: {refused.refusal.message}"
                 wrong = refused.refusal.kind == "invalid"
-                yield SiteFinding("error" if wrong else "warning", said)
+                yield SiteFinding("error" if wrong else "warning", said, check="partition")
             except Unavailable:
                 return
             except HpcdetError:
                 continue
             else:
-                yield SiteFinding("ok", f"{_of(partition)} would be accepted")
+                yield SiteFinding("ok", f"{_of(partition)} would be accepted", check="partition")
 
 
 def _of(partition: str | None) -> str:

@@ -1,6 +1,6 @@
-"""The checks of ``doctor`` on one machine: interpreter, packages, accelerators, file system.
+"""Checks of one machine: interpreter, packages, accelerators, HDF5, MPI, launcher.
 
-``python -m hpcdet.jobs.checks.machine_checks FOLDER`` prints the findings of a node as JSON.
+``python -m hpcdet.jobs.diagnosis.machine_checks FOLDER`` prints the findings of a node as JSON.
 """
 
 from __future__ import annotations
@@ -8,17 +8,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs.checks.site_checks import SiteFinding
+from hpcdet.jobs import one_shot_job
+from hpcdet.jobs.diagnosis import rank_steps, storage_checks
+from hpcdet.jobs.diagnosis.finding import SiteFinding, skipped
 from hpcdet.jobs.script.environment import for_step
 from hpcdet.launchers import opening as launchers
 from hpcdet.site import Site, folders
@@ -27,22 +26,32 @@ from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 
 _NEEDED = ("torch", "h5py", "numpy", "blake3", "click", "jinja2", "pydantic", "yaml")
-_SKEW_S = 5.0
 _LIMIT_S = 120
+_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
+"""Made by the drivers of NVIDIA's and AMD's accelerators."""
 
 _TORCH = """\
 import torch
-names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 print(torch.__version__)
-print(f"{len(names)} accelerators: {', '.join(sorted(set(names)))}" if names else "no accelerator")
 """
-_H5PY = """\
-import h5py, sys
+_GPU = """\
+import torch
+count = torch.cuda.device_count()
+for device in range(count):
+    assert torch.ones(8, device=f"cuda:{device}").sum().item() == 8
+print(count, *sorted({torch.cuda.get_device_name(device) for device in range(count)}), sep="\\n")
+"""
+_HDF5 = """\
+import h5py, subprocess, sys
 with h5py.File(sys.argv[1], "w") as file:
     file["x"] = [1, 2]
+    file.flush()
+    opened = subprocess.run([sys.executable, "-Pc", "import h5py, sys; h5py.File(sys.argv[1])",
+                             sys.argv[1]], stderr=subprocess.DEVNULL).returncode == 0
 with h5py.File(sys.argv[1]) as file:
     assert list(file["x"]) == [1, 2]
-print(h5py.__version__, "on HDF5", h5py.version.hdf5_version)
+print(h5py.__version__, "on HDF5", h5py.version.hdf5_version,
+      "without locks" if opened else "with locks")
 """
 _MPI = """\
 import mpi4py
@@ -81,60 +90,61 @@ def python() -> Iterator[SiteFinding]:
 
 
 def imports(folder: Path) -> Iterator[SiteFinding]:
-    """Check that ranks' packages can be imported and used, each in its own process."""
+    """Check that ranks' packages can be imported and used, each in its own process.
+
+    Args:
+        folder: where HDF5 writes a file; on the file system of experiments.
+    """
     code, said = _python(_TORCH)
-    version, _, devices = said.partition("\n")
     if code:
-        yield SiteFinding("error", f"import torch: {_last(said)}", "see its first error", "torch")
+        hint = "python -m pip install torch, for the libraries of the nodes"
+        yield SiteFinding("error", f"import torch: {_last(said)}", hint, "torch")
+        yield skipped("gpu", "torch cannot be imported")
     else:
-        yield SiteFinding("ok", f"torch {version}", check="torch")
-        yield SiteFinding("ok", devices, check="accelerators")
+        yield SiteFinding("ok", f"torch {said}", check="torch")
+        yield _gpu()
+    yield _hdf5(folder)
+    yield _mpi()
+
+
+def _gpu() -> SiteFinding:
+    """Compute on each accelerator that torch sees; compare with what drivers have made."""
+    code, said = _python(_GPU)
+    if code:
+        hint = "torch for this driver: pytorch.org/get-started"
+        return SiteFinding("error", f"computing on an accelerator: {_last(said)}", hint, "gpu")
+    count, *names = said.splitlines()
+    if count != "0":
+        return SiteFinding("ok", f"{count} accelerators compute: {', '.join(names)}", check="gpu")
+    drivers = [path for path in _DEVICES if Path(path).exists()]
+    if not drivers:
+        return SiteFinding("ok", "this machine has no accelerator", check="gpu")
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    what = f"{drivers[0]} is here, and torch sees no accelerator"
+    hint = "a torch that is built for it, and a job that asks for it (directives)"
+    if hidden is not None:
+        hint = f"CUDA_VISIBLE_DEVICES={hidden} says which this job has; directives ask for them"
+    return SiteFinding("warning", what, hint, "gpu")
+
+
+def _hdf5(folder: Path) -> SiteFinding:
     file = folder / f"h5py-{os.getpid()}.h5"
-    code, said = _python(_H5PY, str(file))
+    code, said = _python(_HDF5, str(file))
     file.unlink(missing_ok=True)
     if code:
-        hint = "where HDF5 cannot lock files: HDF5_USE_FILE_LOCKING=FALSE under the site's env"
-        yield SiteFinding("error", f"h5py: {_last(said)}", hint, "h5py")
-    else:
-        yield SiteFinding("ok", f"h5py {said}", check="h5py")
+        hint = "where the file system has no locks: HDF5_USE_FILE_LOCKING: 'FALSE' under env"
+        return SiteFinding("error", f"h5py: {_last(said)}", hint, "hdf5")
+    return SiteFinding("ok", f"h5py {said}", check="hdf5")
+
+
+def _mpi() -> SiteFinding:
     if importlib.util.find_spec("mpi4py") is None:
-        yield SiteFinding("ok", "not installed; only the mpi backend needs it", check="mpi4py")
-        return
+        hint = "for distributed.backend: mpi: python -m pip install 'hpcdet[mpi]'"
+        return skipped("mpi", "mpi4py is not installed", hint)
     code, said = _python(_MPI)
     hint = "load the MPI module that it was built with" if code else ""
-    what = _last(said) if code else f"mpi4py {said}"
-    yield SiteFinding("warning" if code else "ok", what, hint, "mpi4py")
-
-
-def folder(root: Path) -> Iterator[SiteFinding]:
-    """Check the three guarantees of the file system that hpcdet rests on."""
-    place = next(path for path in (root, *root.parents) if path.exists())
-    made = Path(tempfile.mkdtemp(prefix=".hpcdet-doctor-", dir=place))
-    try:
-        once, twice = (files.write_once(made / "once", text) for text in (b"1", b"2"))
-        if not once or twice or (made / "once").read_bytes() != b"1":
-            what = f"{place}: exclusive creation by link does not work"
-            yield SiteFinding("error", what, check="files")
-        files.replace(made / "once", b"3")
-        if (made / "once").read_bytes() != b"3":
-            what = f"{place}: replacing a file by rename does not work"
-            yield SiteFinding("error", what, check="files")
-        skew = (made / "once").stat().st_mtime - time.time()
-    finally:
-        shutil.rmtree(made)
-    yield SiteFinding("ok", f"{place}: files can be created once and replaced whole", check="files")
-    if abs(skew) > _SKEW_S:
-        hint = "ages in hpcdet status are off by this much"
-        yield SiteFinding("warning", f"the file server's clock is {skew:+.0f} s off", hint, "clock")
-    else:
-        yield SiteFinding("ok", "the clock agrees with the file server's", check="clock")
-    free = os.statvfs(place)
-    yield SiteFinding(
-        "ok", f"{place}: {free.f_bavail * free.f_frsize / 1e9:.1f} GB free", check="room"
-    )
-    if free.f_files and free.f_favail < 10_000:
-        what = f"{place}: {free.f_favail} inodes are left"
-        yield SiteFinding("warning", what, "a trial needs 60", "room")
+    what = f"mpi4py: {_last(said)}" if code else f"mpi4py {said}"
+    return SiteFinding("warning" if code else "ok", what, hint, "mpi")
 
 
 def launcher(site: Site, partition: str | None) -> Iterator[SiteFinding]:
@@ -185,7 +195,7 @@ def _last(text: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """``FOLDER NONCE [PARTITION]``: look at a node.
+    """``FOLDER NONCE [PARTITION]``: look at a node, and at what is between two.
 
     The folder holds a site, and ``seen`` with the nonce, written on the machine that asks.
     """
@@ -198,14 +208,20 @@ def main(argv: list[str]) -> int:
 
     site = from_resolved(ExperimentPaths(place).site)
     apart = folders.scratch(site, place.parent)
-    found = [
-        *python(),
-        *guarded("torch", lambda: imports(place)),
-        *guarded("files", lambda: folder(place.parent)),
-        *(guarded("files", lambda: folder(apart)) if apart else ()),
-        *guarded("visibility", seen),
-        *guarded("launcher", lambda: launcher(site, partition)),
+    looks: list[tuple[str, Callable[[], Iterator[SiteFinding]]]] = [
+        ("python", python),
+        ("visibility", seen),
+        ("launcher", lambda: launcher(site, partition)),
+        ("collectives", lambda: rank_steps.findings(site, partition, place)),
+        ("torch", lambda: imports(place)),
+        ("creation", lambda: storage_checks.findings(place.parent)),
     ]
+    if apart:
+        looks.append(("creation", lambda: storage_checks.findings(apart)))
+    found: list[SiteFinding] = []
+    for check, look in looks:
+        files.replace(place / one_shot_job.STAGE, f"looking at {check}".encode())
+        found += guarded(check, look)
     print(json.dumps([asdict(finding) for finding in found]))
     return 0
 
