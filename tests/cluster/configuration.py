@@ -24,6 +24,7 @@ class Options:
         slurmd_timeout_s: seconds of silence after which a node is called down.
         prolog: a Prolog that fails where ``fail.NODE`` lies in the cluster's folder.
         submit_filter: text of a ``job_submit.lua``; "": none.
+        requeue: JobRequeue: jobs may come back under their ids.
         cloud: nodes exist only while a job needs them: Slurm starts and ends their ``slurmd``.
     """
 
@@ -36,6 +37,7 @@ class Options:
     slurmd_timeout_s: int = 600
     prolog: bool = False
     submit_filter: str = ""
+    requeue: bool = True
     cloud: bool = False
 
 
@@ -83,7 +85,7 @@ def slurm_conf(root: Path, name: str, host: str, ports: Ports, options: Options)
         "PriorityType=priority/basic",
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
-        "JobRequeue=1",
+        f"JobRequeue={int(options.requeue)}",
         f"KillWait={options.kill_wait_s}",
         f"MaxArraySize={options.max_array}",
         "MinJobAge=300",

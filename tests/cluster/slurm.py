@@ -22,7 +22,18 @@ from tests.cluster.processes import ClusterFailed
 
 _DAEMONS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 _DATABASE = ("slurmdbd", "mariadbd", "mariadb-install-db")
-COMMANDS = ("sacct", "sbatch", "scancel", "scontrol", "sdiag", "sinfo", "squeue", "srun", "sstat")
+COMMANDS = (
+    "sacct",
+    "sacctmgr",
+    "sbatch",
+    "scancel",
+    "scontrol",
+    "sdiag",
+    "sinfo",
+    "squeue",
+    "srun",
+    "sstat",
+)
 
 
 def why_not(accounting: bool = True) -> str:

@@ -243,6 +243,9 @@ def test_wide_searches_come_in_chunks_and_wait_for_room(lab: Lab) -> None:
         assert all(intent.tasks <= 5 for intent in intents if intent)
         taken = [i.tasks for i, o in zip(intents, outcomes, strict=True) if i and o and o.job]
         assert max(taken) <= 4
+        assert [run.digest(trial) for trial in range(1, 8)] == [
+            undisturbed(30, n) for n in range(1, 8)
+        ]
     finally:
         lab.cluster.clear()
         lab.cluster.reconfigure(booted)
