@@ -18,7 +18,7 @@ from hpcdet.control.leader.daemon_registry import Daemon
 from hpcdet.control.searcher_job import ChainStopped
 from hpcdet.errors import IntegrityError
 from hpcdet.search.api import codec
-from hpcdet.store.cost import charges
+from hpcdet.store.cost import charges, cost_records
 from hpcdet.store.decisions.snapshots import Point, Snapshot, write
 from hpcdet.store.folder import records
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -77,8 +77,8 @@ def add_the_rest(paths: ExperimentPaths) -> None:
         paths.sentinel(job): intent,
         paths.sentinel_submitted(job): records.Submitted("13", "slurm", "", at(2)),
         paths.stuck(job): records.Stuck("nobody is left", "hpcdet resume x", at(9)),
-        paths.charges(1): records.Charges([{**charge, "slot_s": 8.0}], [1], at(9)),
-        paths.limits(1): records.RunLimits(2, 10.0, None, [60], 1, at(3)),
+        paths.charges(1): cost_records.Charges([{**charge, "slot_s": 8.0}], [1], at(9)),
+        paths.limits(1): cost_records.RunLimits(2, 10.0, None, [60], 1, at(3)),
         paths.command(91): records.Command(
             "set", 0, {"values": {"worker.idle_s": 5}}, "ada", at(4)
         ),
@@ -182,9 +182,9 @@ def test_a_charge_of_another_shape_is_refused_by_name(
 ) -> None:
     paths = ExperimentPaths(tmp_path)
     charge = {"worker": "w", "job": "1", "slots": 1, "start": 1.0, "end": 9.0, "slot_s": 8.0}
-    put(paths.charges(1), records.Charges([charge], [1], at(9)))
+    put(paths.charges(1), cost_records.Charges([charge], [1], at(9)))
     assert len(charges.Book(paths).read()) == 1
-    put(paths.charges(1), records.Charges([{**charge, **change}], [1], at(9)))
+    put(paths.charges(1), cost_records.Charges([{**charge, **change}], [1], at(9)))
     with pytest.raises(IntegrityError, match=f"allocations: {next(iter(change))} is"):
         charges.Book(paths).read()
 

@@ -25,10 +25,11 @@ from hpcdet.store.cost.budget import (
     Terms,
     account,
 )
+from hpcdet.store.cost.cost_records import Charges
 from hpcdet.store.cost.spending import Spending
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import TrialPaths
-from hpcdet.store.folder.records import Charges, Claim, End
+from hpcdet.store.folder.records import Claim, End
 from hpcdet.store.fs import files, freshness, packed
 from hpcdet.store.trials import observer
 from hpcdet.store.trials.standing import standing

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hpcdet.store.cost.budget import Stretch
+from hpcdet.store.cost.cost_records import Reservation
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Claim, End, Reservation
+from hpcdet.store.folder.records import Claim, End
 from hpcdet.store.fs import packed
 from hpcdet.store.trials import observer
 from hpcdet.store.trials.standing import AttemptFiles

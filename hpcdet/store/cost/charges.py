@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hpcdet.store.cost.budget import Charge
+from hpcdet.store.cost.cost_records import Charges
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Charges
 from hpcdet.store.fs import files, packed, typed_fields
 
 _FIELDS = {each.name for each in dataclasses.fields(Charge)}

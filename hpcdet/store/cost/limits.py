@@ -12,8 +12,8 @@ from typing import Any
 
 from hpcdet.store.config.overrides import MAX_LENGTH
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.cost.cost_records import RunLimits
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import RunLimits
 from hpcdet.store.fs import packed
 from hpcdet.units import Length
 

@@ -20,9 +20,10 @@ from hpcdet.store.cost import limits
 from hpcdet.store.cost.attempt_costs import AttemptCosts, Key
 from hpcdet.store.cost.budget import Account, Budget, GrantedAllocation, Stretch, Terms, account
 from hpcdet.store.cost.charges import Book
+from hpcdet.store.cost.cost_records import Reservation, RunLimits
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Claim, End, Reservation, RunLimits, WorkerClaim, WorkerEnd
+from hpcdet.store.folder.records import Claim, End, WorkerClaim, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files, packed
 

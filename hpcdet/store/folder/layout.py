@@ -203,11 +203,11 @@ class ExperimentPaths:
         return self.commands / f"{seq:04d}.json"
 
     def limits(self, seq: int) -> Path:
-        """Limits that users have set (``records.RunLimits``), from 1; the newest is in force."""
+        """Limits set by users (``cost_records.RunLimits``), from 1; the newest is in force."""
         return self.root / "limits" / f"{seq:04d}.json"
 
     def reservation(self, number: int) -> Path:
-        """A claim's reservation under limits (``records.Reservation``), from 1 without gaps."""
+        """A reservation of a claim (``cost_records.Reservation``), from 1 without gaps."""
         return self.root / "reservations" / f"{number:06d}.json"
 
     @property
@@ -216,7 +216,7 @@ class ExperimentPaths:
         return self.root / "nudges"
 
     def charges(self, number: int) -> Path:
-        """The charges of the scheduler's accounting (``records.Charges``), numbered from 1."""
+        """The charges of the scheduler's accounting (``cost_records.Charges``), numbered from 1."""
         return self.root / "charges" / f"{number:04d}.json"
 
     def intent(self, submission: int) -> Path:
