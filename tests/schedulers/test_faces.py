@@ -14,13 +14,27 @@ from hpcdet.schedulers.pbs_family.pbs_names import NAMES
 from hpcdet.schedulers.slurm import slurm_facts, slurm_inside, slurm_names
 from hpcdet.schedulers.slurm.script import slurm_script
 from hpcdet.schedulers.slurm.slurm import SlurmScheduler
+from hpcdet.schedulers.torque import torque_facts, torque_inside, torque_names, torque_script
+from hpcdet.schedulers.torque.torque import TorqueScheduler
 from hpcdet.site_files.load_site import load
 
-CONTROL: dict[str, type[Scheduler]] = {"slurm": SlurmScheduler, "pbs": PbsScheduler}
-SCRIPTS: dict[str, ScriptFace] = {"slurm": slurm_script, "pbs": SCRIPT}
-INSIDE: dict[str, InsideFace] = {"slurm": slurm_inside, "pbs": pbs_inside}
-FACES_OF_NAMES: dict[str, NamesFace] = {"slurm": slurm_names, "pbs": NAMES}
-FACTS: dict[str, FactsFace] = {"slurm": slurm_facts, "pbs": pbs_facts}
+CONTROL: dict[str, type[Scheduler]] = {
+    "slurm": SlurmScheduler,
+    "pbs": PbsScheduler,
+    "torque": TorqueScheduler,
+}
+SCRIPTS: dict[str, ScriptFace] = {
+    "slurm": slurm_script,
+    "pbs": SCRIPT,
+    "torque": torque_script.SCRIPT,
+}
+INSIDE: dict[str, InsideFace] = {"slurm": slurm_inside, "pbs": pbs_inside, "torque": torque_inside}
+FACES_OF_NAMES: dict[str, NamesFace] = {
+    "slurm": slurm_names,
+    "pbs": NAMES,
+    "torque": torque_names.NAMES,
+}
+FACTS: dict[str, FactsFace] = {"slurm": slurm_facts, "pbs": pbs_facts, "torque": torque_facts}
 
 
 @pytest.mark.parametrize("name", sorted(CONTROL))

@@ -144,7 +144,7 @@ def test_a_path_under_extends_is_relative_to_its_file(tmp_path: Path) -> None:
 
 
 def test_a_site_that_is_not_there_is_an_error_that_lists_those_that_are() -> None:
-    with pytest.raises(NotFound, match="generic-pbs, generic-slurm, local"):
+    with pytest.raises(NotFound, match="generic-pbs, generic-slurm, generic-torque, local"):
         load_site.load("delta")
     with pytest.raises(NotFound, match="no site file"):
         load_site.load("./delta.yaml")
@@ -184,6 +184,25 @@ def test_detection_goes_by_search_path_and_says_why(
     monkeypatch.setenv("HPCDET_SITE", "generic-pbs")
     assert load_site.load(host=there).name == "generic-pbs"
     assert load_site.load("local", host=there).reason == "asked for by name"
+
+
+def test_torque_is_known_by_its_server_and_not_by_commands_that_others_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PBS_CONF_FILE", str(tmp_path / "none.conf"))
+    monkeypatch.delenv("PBS_DEFAULT", raising=False)
+    monkeypatch.setenv("TORQUE_HOME", str(tmp_path / "torque"))
+    command(tmp_path / "bin", "qsub")
+    assert load_site.load(host=host(tmp_path / "bin")).name == "local"
+    command(tmp_path / "bin", "sbatch")  # Slurm's wrappers have the names of Torque's commands
+    assert load_site.load(host=host(tmp_path / "bin")).name == "generic-slurm"
+    (tmp_path / "bin" / "sbatch").unlink()
+
+    (tmp_path / "torque").mkdir()
+    (tmp_path / "torque" / "server_name").write_text("head.cluster.edu\n")
+    found = load_site.load(host=host(tmp_path / "bin"))
+    assert (found.name, found.scheduler) == ("generic-torque", "torque")
+    assert found.reason == "server_name of the cluster is 'head.cluster.edu'"
 
 
 def test_the_clusters_name_is_asked_of_scontrol(tmp_path: Path, folders: dict[str, Path]) -> None:

@@ -71,7 +71,7 @@ class PbsExecutor(core.Executor):
         """Submit one script for all tasks."""
         done = pbs_commands.run(["qsub", *self.options, str(self.script)])
         if done.returncode != 0:
-            raise PbsRefused(done.returncode, done.stderr or done.stdout)
+            raise PbsRefused(done.returncode, done.stderr.strip() or done.stdout)
         lines = done.stdout.splitlines()
         found = [job for line in lines if (job := pbs_ids.parse(line, bare=self.bare))]
         if not found:

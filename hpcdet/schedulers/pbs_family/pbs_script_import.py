@@ -99,7 +99,7 @@ def _resources(
     if old and not select:
         nodes, chunk = _chunk(old_line, old.replace("ppn=", "ncpus="), found)
     cores = _whole(chunk.pop("ncpus", "")) or _whole(options.pop("ncpus", (0, ""))[1]) or 1
-    tasks, gpus = _whole(chunk.pop("mpiprocs", "")) or 1, _whole(chunk.get("ngpus", "")) or 0
+    tasks, gpus = _whole(chunk.pop("mpiprocs", "")) or 1, _gpus(chunk)
     slots = max(tasks, gpus or 1, ranks or 1)
     need: dict[str, Any] = {"slots_per_trial": slots * nodes}
     if nodes > 1:
@@ -126,8 +126,14 @@ def _chunk(line: int, select: str, found: Translation) -> tuple[int, dict[str, s
     count, *parts = select.partition("+")[0].split(":")
     if "=" in count:
         count, parts = "1", [count, *parts]
-    pairs = (part.partition("=") for part in parts)
+    pairs = [part.partition("=") for part in parts]
+    for name in (key for key, mark, _ in pairs if not mark):
+        found.left.append(f"line {line}: {name}: a property of nodes: `chunk` of the site file")
     return _whole(count) or 1, {key: value for key, mark, value in pairs if mark}
+
+
+def _gpus(chunk: dict[str, str]) -> int:
+    return _whole(chunk.get("ngpus", "")) or _whole(chunk.get("gpus", "")) or 0
 
 
 def _whole(text: str) -> int | None:

@@ -29,9 +29,12 @@ LIMIT_CODES = frozenset({3, 38, 39})
 """An array wider than the server takes; as many jobs, or resources, as the user may queue."""
 UNAVAILABLE_CODES = frozenset({162, 255})
 """The server cannot be reached."""
-_LIMIT = re.compile(r"would exceed .*limit|[Mm]aximum number of jobs already in queue")
+_LIMIT = re.compile(
+    r"would exceed .*limit|[Mm]aximum number of jobs already in queue|job submit limit"
+)
 _UNAVAILABLE = re.compile(
-    r"cannot connect|Connection (?:refused|timed out|reset)|[Tt]imed out|Communication failure"
+    r"[Cc]annot connect|Unable to contact|Connection (?:refused|timed out|reset)|[Tt]imed out"
+    r"|Communication failure"
     r"|End of [Ff]ile|Premature end|No Permission|Invalid credential|try again|shutting down"
     r"|Unknown Host|No space left"
 )

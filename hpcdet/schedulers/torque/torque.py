@@ -1,0 +1,176 @@
+"""Torque, through its commands."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from hpcdet.errors import Unavailable
+from hpcdet.schedulers.common.base import (
+    Capabilities,
+    Job,
+    NodeGroup,
+    Occupancy,
+    PartitionInfo,
+    Submission,
+    Task,
+    TaskState,
+)
+from hpcdet.schedulers.common.polling import SharedQuery
+from hpcdet.schedulers.pbs_family import pbs_commands, pbs_queues, pbs_text
+from hpcdet.schedulers.pbs_family.pbs_commands import OVER
+from hpcdet.schedulers.pbs_family.pbs_executor import submit
+from hpcdet.schedulers.pbs_family.pbs_text import PbsRow
+from hpcdet.schedulers.torque import torque_facts, torque_names, torque_query, torque_states
+from hpcdet.site import Site
+
+_OPTIONS = ("-r", "n", "-j", "oe", "-o", "/dev/null")
+"""Of the script, said again: a wrapper does not look for them there."""
+_ENDED = re.compile(
+    r"Unknown Job|invalid state for job|[Rr]equest invalid for state|no longer pending"
+)
+
+
+class TorqueScheduler:
+    """``base.Scheduler`` for Torque. Each job is a task of its own, with the index 0."""
+
+    name = "torque"
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.answered_at = 0.0
+        self._ended: dict[str, PbsRow] = {}
+
+    def submit(self, submission: Submission) -> str:
+        """See ``base.Scheduler``."""
+        return submit(submission, _OPTIONS, bare=True)
+
+    def find(self, name: str, tag: str) -> str | None:
+        """See ``base.Scheduler``. The job's name alone has to do where variables are not shown.
+
+        Raises:
+            Unavailable: no answer, or several jobs that may be meant.
+        """
+        wanted, user = torque_names.of_job(name), getpass.getuser()
+        named = [each for each in torque_query.every() if (each.name, each.owner) == (wanted, user)]
+        found = [each.row.id for each in named if each.row.tag in ("", tag)]
+        if len(found) > 1:
+            raise Unavailable(
+                f"{', '.join(found)} have the name {wanted}: which of them it is cannot be told",
+                hint="delete those that are not of this experiment by qdel",
+            )
+        return found[0] if found else None
+
+    def query(self, jobs: Sequence[Job]) -> dict[str, list[Task]]:
+        """See ``base.Scheduler``. ``qstat`` knows those that have ended for a while only."""
+        if not jobs:
+            return {}
+        answer = self._live.get(frozenset(job.job for job in jobs))
+        self.answered_at = answer.at
+        rows = pbs_text.decode(answer.text)
+        self._ended |= {row.id: row for row in rows.values() if row.exit_status is not None}
+        return {
+            job.job: [
+                _task(job, rows.get(job.job))
+                if job.job in answer.wanted
+                else Task(job.job, 0, TaskState.PENDING, "just submitted")
+            ]
+            for job in jobs
+        }
+
+    def occupancy(self, project: str | None = None) -> Occupancy:
+        """See ``base.CountsJobs``. A project is an account here."""
+        answer = self._every.get(frozenset())
+        whose = f"user {getpass.getuser()}" if project is None else f"account {project}"
+        rows = pbs_text.decode(json.loads(answer.text).get(whose, ""))
+        running, waiting = torque_states.occupied(rows.values())
+        return Occupancy(answer.at, running, waiting if project is None else frozenset())
+
+    def cancel(self, job: str, index: int | None = None) -> None:
+        """See ``base.Scheduler``."""
+        self._change("qdel", job)
+
+    def throttle(self, job: str, running: int) -> None:
+        """See ``base.Scheduler``. Single jobs have nothing to throttle."""
+
+    def hold(self, job: str, on: bool) -> None:
+        """See ``base.Scheduler``. Our jobs refuse checkpoints, so a running one goes on."""
+        self._change("qhold" if on else "qrls", "-h", "u", job)
+
+    def check(self, submission: Submission) -> str:
+        """See ``base.Scheduler``. ``qsub`` has no trial submission."""
+        return ""
+
+    def capabilities(self) -> Capabilities:
+        """See ``base.Scheduler``."""
+        return Capabilities(arrays=False, max_submit=self.site.limits.max_submit)
+
+    def partitions(self) -> list[PartitionInfo]:
+        """See ``base.Queues``."""
+        return pbs_queues.partitions(torque_query.attributes(), len(torque_query.nodes()))
+
+    def node_groups(self) -> list[NodeGroup]:
+        """See ``base.HasFeatures``."""
+        shown = [node.shown for node in torque_query.nodes()]
+        return pbs_queues.groups(torque_query.attributes(), shown)
+
+    @cached_property
+    def _live(self) -> SharedQuery:
+        def ask(jobs: frozenset[str]) -> str:
+            known = [self._ended[job] for job in jobs if job in self._ended]
+            fresh = sorted(job for job in jobs if job not in self._ended)
+            return pbs_text.encode([*known, *(each.row for each in torque_query.rows(fresh))])
+
+        return self._shared("qstat-torque", ask, pbs_text.gist)
+
+    @cached_property
+    def _every(self) -> SharedQuery:
+        def ask(_: frozenset[str]) -> str:
+            rows: dict[str, list[PbsRow]] = {}
+            for each in torque_query.every():
+                for whose in (f"user {each.owner}", f"account {each.account}"):
+                    rows.setdefault(whose, []).append(each.row)
+            return json.dumps({whose: pbs_text.encode(own) for whose, own in rows.items()})
+
+        def gist(text: str) -> object:
+            said: dict[str, str] = json.loads(text or "{}")
+            return {whose: pbs_text.gist(own) for whose, own in said.items()}
+
+        return self._shared("every-torque", ask, gist)
+
+    def _shared(
+        self, name: str, ask: Callable[[frozenset[str]], str], gist: Callable[[str], object]
+    ) -> SharedQuery:
+        limits = self.site.limits
+        where = "".join(c if c.isalnum() else "-" for c in torque_facts.server() or "torque")
+        return SharedQuery(
+            f"{name}-{where}", limits.poll_min_s, ask, max_s=limits.poll_max_s, gist=gist
+        )
+
+    def _change(self, *words: str) -> None:
+        """Change a job; one that is over is left as it is."""
+        done = pbs_commands.run(words)
+        if done.returncode != 0 and not _over(done):
+            raise pbs_commands.failure(words[0], done, words[-1])
+        # who has not asked does not ask for the server's name now
+        if isinstance(query := vars(self).get("_live"), SharedQuery):
+            with contextlib.suppress(Unavailable, OSError):
+                query.expect_change()
+
+
+def _over(done: subprocess.CompletedProcess[str]) -> bool:
+    """True if a command failed as the job has ended. A wrapper says nothing then."""
+    said = f"{done.stderr}{done.stdout}".strip()
+    return done.returncode in OVER or not said or _ENDED.search(said) is not None
+
+
+def _task(job: Job, row: PbsRow | None) -> Task:
+    own = pbs_text.of_job(row, job.submitted_at)
+    if own is None:
+        return Task(job.job, 0, TaskState.GONE, "Torque does not know it any more")
+    return torque_states.task(own)

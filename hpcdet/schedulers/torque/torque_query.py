@@ -1,0 +1,48 @@
+"""Questions to the server, in the words that Slurm's wrappers understand, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcdet.schedulers.pbs_family import pbs_commands
+from hpcdet.schedulers.pbs_family.pbs_commands import UNKNOWN
+from hpcdet.schedulers.torque import torque_text
+from hpcdet.schedulers.torque.torque_text import NamedRow, TorqueNode
+
+_AT_ONCE = 500
+"""Jobs that one ``qstat`` is asked about."""
+
+
+def rows(jobs: Sequence[str]) -> list[NamedRow]:
+    """Ask about some jobs; those that the server does not know (any more) are left out.
+
+    Raises:
+        Unavailable: it does not answer.
+    """
+    found: list[NamedRow] = []
+    for first in range(0, len(jobs), _AT_ONCE):
+        found += _asked(jobs[first : first + _AT_ONCE])
+    return found
+
+
+def every() -> list[NamedRow]:
+    """All jobs that the server knows. Raises Unavailable: it does not answer."""
+    return _asked(())
+
+
+def _asked(jobs: Sequence[str]) -> list[NamedRow]:
+    done = pbs_commands.run(["qstat", "-f", *jobs])
+    # a wrapper ends with UNKNOWN, too, where there is no job at all
+    if done.returncode not in (0, UNKNOWN):
+        raise pbs_commands.failure("qstat", done)
+    return torque_text.jobs(done.stdout)
+
+
+def attributes() -> dict[str, dict[str, str]]:
+    """Attributes of the queues by their names. Raises Unavailable: the server does not answer."""
+    return torque_text.queues(pbs_commands.said(["qstat", "-Q", "-f"]))
+
+
+def nodes(*names: str) -> list[TorqueNode]:
+    """The nodes of the cluster, or those of these names. Raises Unavailable: no answer."""
+    return torque_text.nodes(pbs_commands.said(["pbsnodes", *(names or ("-a",))]))
