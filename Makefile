@@ -7,7 +7,7 @@ unexport WORKERS
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo governed-demo test test-quick test-pbs test-for coverage hooks docs pictures searches test-frameworks test-interactive test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-governance bench-gpu bench-search bench-search-tables bench-calibration governed-recovery governed-replications governed-scheduling governed-search null-searches clean
+.PHONY: demo governed-demo test test-quick test-pbs test-for coverage hooks docs pictures searches test-frameworks test-interactive test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-governance bench-gpu bench-sites bench-search bench-search-tables bench-calibration governed-recovery governed-replications governed-scheduling governed-search null-searches clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -122,6 +122,9 @@ bench-governance: setup  ## what routing gradients by source costs: operators, m
 
 bench-gpu: setup  ## NCCL, mixed precision, exact resume and saving on accelerators; exit code 3 without one
 	$(PY) benchmarks/bench_gpu.py
+
+bench-sites: packages setup  ## load on the scheduler by counted calls, submission of 100 workers, containers (needs root, an hour)
+	$(PY) benchmarks/bench_sites.py
 
 bench-search: setup  ## our search methods beside Optuna, Ray Tune and Syne Tune: decisions, suggestions, clusters, networks
 	$(PY) benchmarks/bench_search.py
