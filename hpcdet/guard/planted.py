@@ -63,7 +63,8 @@ class PlantedCanaries(AbstractKeyedRecords[CanaryVerdict]):
         memory = policy.memorization
         if memory is None or memory.canaries is None:
             return None
-        rules, here = memory.canaries, {name for one in sources.mixtures for name in one}
+        rules, there = memory.canaries, np.unique(sources.codes)
+        here = {name for code in there for name in sources.mixtures[code]}
         # a source that has no record here has none either, unless it is named
         wanted = sorted(rules.sources or here & policy.codes.keys())
         how = rules.per_source, rules.space_bits, rules.repeats

@@ -207,6 +207,12 @@ def test_a_source_that_makes_no_canaries_is_refused_by_name() -> None:
     assert len(WithCanaries.of(bare, bare.sources, named.blocks)) == 50 + ROWS + RANKED
 
 
+def test_a_source_of_which_a_subset_has_no_record_has_no_canaries() -> None:
+    some = data().sources.at([*range(30), *range(50, 62)])
+    asked = PlantedCanaries.of(watched(), KEY.encode(), some, lambda *_: 0.05)
+    assert asked is not None and [one.source for one in asked.drawn] == ["a", "c"]
+
+
 # -- the verdict ----------------------------------------------------------------------------------
 
 
