@@ -64,6 +64,7 @@ def test_a_head_is_found_in_the_journals_own_json() -> None:
         b'{"MESSAGE":"{\\"attempt\\":[]}"}',
         b'{"MESSAGE":17,"x":"{\\"attempt\\":1}"}',
         b'{"attempt":' + b"[" * 5000 + b"}",
+        b'{"MESSAGE":"\\ud800{\\"attempt\\":1}"}',
     ],
 )
 def test_what_is_no_head_is_passed_over(line: bytes) -> None:

@@ -76,7 +76,7 @@ def _message(line: bytes) -> bytes:
     except ValueError:
         return b""
     said = value.get("MESSAGE") if isinstance(value, dict) else None
-    return said.encode() if isinstance(said, str) else b""
+    return said.encode(errors="replace") if isinstance(said, str) else b""
 
 
 # -- what anchors hold --------------------------------------------------------------------------
