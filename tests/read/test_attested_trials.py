@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from hpcdet.cli.artefacts import reading
 from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup, PolicyText, TrustedKey
 from hpcdet.policy.keys import key_files
 from hpcdet.policy.ledger import records
@@ -256,6 +257,32 @@ def test_a_checkpoint_without_a_manifest_is_no_untrained_trial(
     item = report(cli)
     assert (item["step"], item["checkpoint"]) == (0, "")
     assert item["unverified"].startswith(f"G103: the manifest of checkpoint {manifest.parent.name}")
+    told = cli("ledger", "verify", EXP, "-o", "json", code=0 if left is None else 9)
+    [row] = told.items
+    assert row["ok"] is (left is None), "a checkpoint may be removed, and not be damaged"
+    if left is not None:
+        assert f"G103: checkpoint {manifest.parent.name}: it is" in row["first_bad"]
+        assert str(manifest) in flat(told.err)
+
+
+@pytest.mark.parametrize("verb", ["ledger verify", "ckpt verify", "policy report"])
+def test_a_damaged_config_is_no_file_that_a_person_wrote(cli: Cli, ruled: Ruled, verb: str) -> None:
+    ruled.attempt(POLICY, {"hosp-a": 3, "public": 5})
+    for damage in (b"\xff{", b"", b"- a\n", b"governance: [1]\n"):
+        ruled.paths.config.write_bytes(damage)
+        err = flat(cli(*verb.split(), EXP, code=9).err)
+        assert "experiment.yaml: the config is damaged" in err
+
+
+def test_a_ledger_beside_a_checkpoint_is_named_by_its_whole_path(
+    cli: Cli, ruled: Ruled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ruled.attempt(POLICY, {"hosp-a": 3, "public": 5})
+    ledger = ruled.paths.trial(1).attempt(1).ledger
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:2]))
+    whole = [reading.CheckedView("", "", str(folder), "valid")]  # its tensors are not the matter
+    monkeypatch.setattr(reading, "run", lambda *_: whole)
+    assert f" {ledger}: G105: " in flat(cli("ckpt", "verify", EXP, code=9).err)
 
 
 def test_a_policy_that_never_was_is_told(cli: Cli, ruled: Ruled) -> None:

@@ -447,5 +447,5 @@ def test_a_config_of_another_type_names_the_key(tmp_path: Path) -> None:
     built = Builder(tmp_path / "digits-1")
     text = built.paths.config.read_text()
     built.paths.config.write_text(text.replace("max_trials: 4", "max_trials: [4]"))
-    with pytest.raises(resolved_config.ConfigError, match=r"max_trials is list, which is no int"):
+    with pytest.raises(IntegrityError, match=r"max_trials is list, which is no int"):
         resolved_config.load(built.paths.config)

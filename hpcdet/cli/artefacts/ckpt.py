@@ -317,7 +317,8 @@ def _refuse_damaged(rows: Sequence[reading.CheckedView]) -> None:
 def _damage(row: reading.CheckedView) -> str:
     """Return a damaged checkpoint's error and the file in it, without the path and the hint."""
     said = row.error.partition("\n  hint: ")[0]
-    return said.removeprefix(row.path).lstrip("/: ")
+    inside = said.removeprefix(row.path)
+    return said if inside == said else inside.lstrip("/: ")
 
 
 def _refuse_live(folder: Path) -> None:

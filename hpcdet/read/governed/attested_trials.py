@@ -187,13 +187,15 @@ class AttestedTrial:
         for folder in folders:
             try:
                 self.check(folder)
-            except GovernanceBroken as error:
+            except IntegrityError as error:
+                if not (folder / standing.MANIFEST).exists():
+                    continue  # removed meanwhile
                 named = CHECKPOINT_NAME.fullmatch(folder.name)
-                what = f"checkpoint {folder.name}: {error.what.partition(': ')[2]}"
-                of = int(named[2]) if named else 0
-                yield FirstBad(of, 0, error.check, what, error.where, error.hint)
-            except IntegrityError:
-                continue  # removed meanwhile, or damaged, which hpcdet ckpt verify tells
+                code, why = "G103", error.what
+                if isinstance(error, GovernanceBroken):
+                    code, why = error.check, why.partition(": ")[2]
+                what, of = f"checkpoint {folder.name}: {why}", int(named[2]) if named else 0
+                yield FirstBad(of, 0, code, what, error.where, error.hint)
 
 
 def _read(attempts: list[AttemptPaths]) -> list[AttemptLedger]:

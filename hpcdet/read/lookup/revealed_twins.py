@@ -92,7 +92,7 @@ def _sharing(paths: ExperimentPaths, commitment: str) -> Iterator[ExperimentPath
             continue
         try:
             named = resolved_config.load(one.config).governance
-        except ConfigError:
+        except (ConfigError, IntegrityError):
             continue
         if named is not None and named.commitment == commitment:
             yield one

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, IntegrityError
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
@@ -158,7 +158,7 @@ class Slots:
     def _written(self) -> Resolved:
         try:
             return resolved_config.load(self._paths.config)
-        except ConfigError:
+        except (ConfigError, IntegrityError):
             return self._resolved
 
 

@@ -327,19 +327,17 @@ def load(path: Path) -> Resolved:
     """Return the resolved config in a file.
 
     Raises:
-        ConfigError: the file is not there, is no YAML mapping, or holds a length that is none.
+        ConfigError: the file is not there, or cannot be read.
+        IntegrityError: it is no YAML mapping, or has a value that ``dump`` does not write.
     """
     try:
         return resolve(yaml_bounds.mapping(path))
     except OSError as error:
         what = f"cannot read the config: {error.strerror}"
         raise ConfigError(what, where=str(path), hint=_HINT) from error
-    except IntegrityError as error:
-        what = f"cannot read the config: {error.what}"
-        raise ConfigError(what, where=str(path), hint=error.hint) from error
     except (yaml.YAMLError, ValueError) as error:
-        what = " ".join(str(error).split())  # YAML's errors have several lines
-        raise ConfigError(f"the config is damaged: {what}", where=str(path), hint=_HINT) from error
+        what = f"the config is damaged: {' '.join(str(error).split())}"  # of several lines
+        raise IntegrityError(what, where=str(path), hint=_HINT) from error
 
 
 def resolve(value: Mapping[str, Any]) -> Resolved:
