@@ -376,3 +376,25 @@ def test_an_heir_keeps_the_eras_of_its_parent() -> None:
     again = Trial(decided=changed(TIGHT))
     checks = again.load(heir.state.encode(), heir.records, order(5))
     assert {one.outcome for one in checks} == {"passed"}
+
+
+class Wrapped(torch.optim.Optimizer):
+    """An optimizer around another one, as Lookahead is."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+        self.param_groups = inner.param_groups
+
+
+def test_optimizers_inside_of_others_forget_what_a_source_may_change_no_more() -> None:
+    trial = Trial()
+    inner = torch.optim.AdamW(trial.model.parameters(), amsgrad=True)
+    for one in trial.model.parameters():
+        one.grad = torch.ones_like(one)
+    inner.step()
+    outer = Wrapped(Wrapped(inner))
+    trial.guard.optimizers.watch(outer)
+    trial.guard.optimizers.forget([1])
+    kept = {name[0] for name, one in trial.model.named_parameters() if one in inner.state}
+    assert kept == {"0", "1", "6"}, "the layer of 4 has begun anew"

@@ -152,9 +152,10 @@ class GovernedOptimizers:
 
     def _forget(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = self.by_layer(optimizer)
-        for layer in self._forgotten:
-            for one in parameters[layer]:
-                optimizer.state.pop(one, None)
+        forgotten = [one for layer in self._forgotten for one in parameters[layer]]
+        for each in _nested(optimizer):
+            for one in forgotten:
+                each.state.pop(one, None)
 
     # -- backward passes ---------------------------------------------------------------------
 
@@ -299,6 +300,15 @@ class GovernedOptimizers:
         for together in by_sources.values():
             if any(one.grad is not None for one in together):
                 clip_grads(together)
+
+
+def _nested(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """An optimizer and those that it has inside, as of Lookahead or SAM, which keep the moments."""
+    found = [optimizer]
+    for one in found:  # which grows
+        inner = (each for each in vars(one).values() if isinstance(each, torch.optim.Optimizer))
+        found += [each for each in inner if all(each is not known for known in found)]
+    return found
 
 
 def _let_see(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
