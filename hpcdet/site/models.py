@@ -310,9 +310,14 @@ class Site(Model):
         return self._reason
 
     def view(self, partition: str | None = None) -> PartitionView:
-        """The site in one partition; None is the default one."""
+        """The site in one partition, or any one of several (``a,b``); None is the default one.
+
+        Raises:
+            ConfigError: these have different options.
+        """
         name = partition or self.default_partition or _named(self.directives)
-        part = self.partitions.get(name or "", Partition())
+        names = (name or "").split(",")
+        part = Partition.any_of({one: self.partitions.get(one, Partition()) for one in names})
         directives = {**self.directives, **part.directives}
         if name is not None and "partition" not in part.directives:
             directives["partition"] = name

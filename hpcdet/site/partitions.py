@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from hpcdet.errors import ConfigError
 from hpcdet.site.value_types import Directives, Duration, Model, Text
 
 
@@ -60,6 +62,62 @@ class Partition(Model):
                 raise ValueError(f"min_walltime_s {self.min_walltime_s} is above a limit of {most}")
         return self
 
+    @classmethod
+    def any_of(cls, parts: Mapping[str, Partition]) -> Partition:
+        """Return what holds for a job that runs in any one of these.
+
+        Its bounds are the widest of theirs, and its nodes as small as the smallest.
+
+        Raises:
+            ConfigError: their options differ, and a job has only one set of them.
+        """
+        first, *others = parts.values()
+        if not others:
+            return first
+        for key in ("directives", "chunk", "skip", "env", "setup", "launcher"):
+            if any(getattr(part, key) != getattr(first, key) for part in parts.values()):
+                raise ConfigError(
+                    f"{' and '.join(parts)} have different {key}, and a job has one script",
+                    where="resources.resource_pool",
+                    hint="name one of them",
+                )
+        all_of = list(parts.values())
+        steps = sorted({most for part in all_of for most in part.walltime_by_nodes})
+        return first.model_copy(
+            update={
+                "slots_per_node": _of_known(min, [part.slots_per_node for part in all_of]),
+                "cpus_per_node": _of_known(min, [part.cpus_per_node for part in all_of]),
+                "min_nodes": _of_all(min, [part.min_nodes for part in all_of]),
+                "max_nodes": _of_all(max, [part.max_nodes for part in all_of]),
+                "min_walltime_s": _of_all(min, [part.min_walltime_s for part in all_of]),
+                "max_walltime_s": _of_all(max, [part.max_walltime_s for part in all_of]),
+                "walltime_by_nodes": {
+                    most: longest
+                    for most in steps
+                    if (longest := _of_all(max, [part.longest_s(most) for part in all_of]))
+                },
+                "whole_nodes": any(part.whole_nodes for part in all_of),
+                "preemptible": any(part.preemptible for part in all_of),
+                "chain": all(part.chain for part in all_of),
+            }
+        )
+
+    def longest_s(self, nodes: int) -> int | None:
+        """Return the longest walltime of a job of so many nodes in seconds; None: no limit."""
+        steps = sorted(self.walltime_by_nodes.items())
+        given = next((limit for most, limit in steps if nodes <= most), None)
+        return _of_known(min, [given, self.max_walltime_s])
+
+
+def _of_known(choose: Callable[[list[int]], int], values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return choose(known) if known else None
+
+
+def _of_all(choose: Callable[[list[int]], int], values: list[int | None]) -> int | None:
+    """The least or greatest; None if one of them is: there is no bound."""
+    return None if None in values else _of_known(choose, values)
+
 
 @dataclass(frozen=True)
 class PartitionView:
@@ -80,10 +138,7 @@ class PartitionView:
 
     def longest_s(self, nodes: int) -> int | None:
         """Return the longest walltime of a job of so many nodes in seconds; None: no limit."""
-        steps = sorted(self.bounds.walltime_by_nodes.items())
-        given = next((limit for most, limit in steps if nodes <= most), None)
-        limits = [limit for limit in (given, self.max_walltime_s) if limit is not None]
-        return min(limits, default=None)
+        return self.bounds.longest_s(nodes)
 
     def nearest_s(self, walltime_s: int, nodes: int) -> int:
         """Return the walltime nearest to a wanted one that a job of so many nodes may have."""

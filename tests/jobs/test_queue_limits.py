@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,65 @@ def test_a_default_that_is_preemptible_is_refused_and_an_agreement_without_effec
     assert "preemptible" not in said
     said = cli("submit", *words, *asked, "--set", "resources.resource_pool=batch", "-n").err
     assert "resources.preemptible has no effect: batch is none; those are: spot" in said
+
+
+def several(**parts: dict[str, Any]) -> Site:
+    values = {"scheduler": "slurm", "partitions": parts}
+    return Site.model_validate({**sites.load("local").plain(), **values})
+
+
+def test_several_partitions_are_one_option_and_the_widest_decides() -> None:
+    there = several(
+        short={"max_walltime_s": "2h", "max_nodes": 8, "slots_per_node": 4, "cpus_per_node": 64},
+        long={
+            "walltime_by_nodes": {2: "12h", 4: "6h"},
+            "max_walltime_s": "12h",
+            "max_nodes": 4,
+            "slots_per_node": 2,
+            "whole_nodes": True,
+            "chain": False,
+        },
+    )
+    view = there.view("short,long")
+    assert view.directives["partition"] == "short,long"
+    assert (view.slots_per_node, view.cpus_per_node, view.bounds.max_nodes) == (2, 64, 8)
+    assert [view.longest_s(count) for count in (2, 3, 5)] == [12 * HOUR, 6 * HOUR, 12 * HOUR]
+    assert view.bounds.whole_nodes and not view.bounds.chain
+    fits = Resources(slots_per_trial=6, nodes=6, resource_pool="short,long", walltime_s=2 * HOUR)
+    queue_limits.refuse_beyond_all(fits, there)
+    # six nodes fit into one of them, and three hours into the other
+    with pytest.raises(ConfigError, match="3 h is over the limit of short"):
+        queue_limits.refuse_beyond_all(replace(fits, walltime_s=3 * HOUR), there)
+
+
+def test_partitions_with_different_options_are_not_named_together() -> None:
+    there = several(cpu={}, gpu={"directives": {"gres": "gpu:4"}})
+    with pytest.raises(ConfigError, match="cpu and gpu have different directives") as caught:
+        there.view("cpu,gpu")
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("kind", ["local", "generic-pbs"])
+def test_a_scheduler_that_takes_no_lists_is_not_given_one(
+    cli: Cli, tmp_path: Path, kind: str
+) -> None:
+    cli("init", tmp_path)
+    file = tmp_path / "own.yaml"
+    file.write_text(f"extends: {kind}\npartitions: {{a: {{}}, b: {{}}}}\n")
+    words = [tmp_path / "random.yaml", "--site", file, "--no-test"]
+    said = cli("submit", *words, "--set", "resources.resource_pool=[a, b]", code=4).err
+    assert "a,b names several" in said and "goes to one" in said and "name one: a, b" in said
+    assert list(cli.root.iterdir()) == []
+
+
+def test_a_list_of_partitions_is_what_the_script_names(cli: Cli, tmp_path: Path) -> None:
+    cli("init", tmp_path)
+    words = [tmp_path / "random.yaml", "--site", "generic-slurm"]
+    script = cli("templates", "render", *words, "--set", "resources.resource_pool=[a, b]").out
+    assert "#SBATCH --partition=a,b\n" in script
+    for wrong in ("[a, 3]", "[]", "['a,b']"):
+        said = cli("plan", *words, "--set", f"resources.resource_pool={wrong}", code=4).err
+        assert "is no list of names" in said
 
 
 def test_more_jobs_than_may_run_at_once_are_warned_of(tmp_path: Path) -> None:

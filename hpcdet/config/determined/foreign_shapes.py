@@ -22,6 +22,7 @@ def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
     yield from _stop_once(values.get("searcher"))
     yield from _objectives(values.get("searcher"))
     yield from _slots(values)
+    yield from _pools(values)
     yield from _log_policies(values)
     yield from _walltime(values)
 
@@ -122,6 +123,19 @@ def _slots(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
             if "nodes" not in resources and total % given == 0:
                 resources["nodes"] = total // given
             values["resources"] = resources
+
+
+def _pools(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
+    """Convert ``resource_pool: [a, b]`` to the one text that schedulers take."""
+    resources = values.get("resources")
+    pools = resources.get("resource_pool") if isinstance(resources, dict) else None
+    if isinstance(resources, dict) and isinstance(pools, list):
+        names = [pool for pool in pools if isinstance(pool, str) and pool and "," not in pool]
+        one = ",".join(dict.fromkeys(names)) or None
+        values["resources"] = {**resources, "resource_pool": one}
+        if one is None or len(names) < len(pools):
+            what = f"{pools!r} is no list of names"
+            yield Problem("resources.resource_pool", what, "resource_pool: [gpu, long]"), True
 
 
 def _whole(value: Any) -> TypeGuard[int]:

@@ -6,6 +6,8 @@ keep it waiting for ever.
 
 from __future__ import annotations
 
+import difflib
+
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.create.create import slug
 from hpcdet.jobs.script import lanes
@@ -59,6 +61,43 @@ def refuse_beyond(need: Resources, view: PartitionView) -> None:
                 hint=f"at most {duration(longest)}; trials go on in the next allocation by "
                 "themselves",
             )
+
+
+def refuse_beyond_all(need: Resources, site: Site) -> None:
+    """Refuse a job that fits into none of its partitions. Raises as ``refuse_beyond``."""
+    beyond: list[ConfigError] = []
+    names = (need.resource_pool or "").split(",")
+    for name in names:
+        try:
+            refuse_beyond(need, site.view(name or None))
+        except ConfigError as error:
+            beyond.append(error)
+    if len(beyond) == len(names):
+        raise beyond[0]
+
+
+def refuse_pool(pool: str | None, site: Site) -> None:
+    """Refuse several partitions where a job can only name one, and unknown ones.
+
+    A scheduler refuses what it does not know; the local backend has only the site's word.
+
+    Raises:
+        ConfigError: the scheduler takes no lists, or there is no such partition.
+    """
+    where = "resources.resource_pool"
+    if pool is not None and "," in pool and not opening.of(site).script.lists:
+        raise ConfigError(
+            f"{pool} names several, and a job of the scheduler {site.scheduler} goes to one",
+            where=where,
+            hint=f"name one: {', '.join(pool.split(','))}",
+        )
+    if pool is None or site.scheduler != "local" or pool in site.partitions:
+        return
+    near = difflib.get_close_matches(pool, site.partitions, n=1)
+    names = ", ".join(sorted(site.partitions))
+    here = f"partitions here: {names}" if names else "leave it out: the site has no partitions"
+    hint = f"did you mean {near[0]}?" if near else here
+    raise ConfigError(f"there is no partition {pool}", where=where, hint=hint)
 
 
 def refuse_preemptible(experiment: Resolved, site: Site) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import math
 import os
@@ -92,9 +91,9 @@ def refuse_impossible(
         )
     if required is not None:
         requirements.refuse_undoing(experiment, site, required)
+    queue_limits.refuse_pool(experiment.resources.resource_pool, site)
     view = site.view(experiment.resources.resource_pool)
     opening.of(site).script.check(experiment.user_options(site.scheduler))
-    _refuse_unknown_pool(experiment.resources.resource_pool, site)
     said: list[str] = []
     partition = None
     try:
@@ -108,7 +107,7 @@ def refuse_impossible(
     if partition is not None and not partition.up:
         said.append(f"partition {partition.name} is down: jobs wait there until it is up")
     _refuse_too_much(experiment.resources, experiment.lanes, view, partition)
-    queue_limits.refuse_beyond(experiment.resources, view)
+    queue_limits.refuse_beyond_all(experiment.resources, site)
     return said
 
 
@@ -126,20 +125,6 @@ def partitions(site: Site) -> list[PartitionInfo]:
     return scheduler.partitions() if isinstance(scheduler, Queues) else []
 
 
-def _refuse_unknown_pool(pool: str | None, site: Site) -> None:
-    """A scheduler refuses what it does not know; the local backend has only the site's word."""
-    if pool is None or site.scheduler != "local" or pool in site.partitions:
-        return
-    near = difflib.get_close_matches(pool, site.partitions, n=1)
-    names = ", ".join(sorted(site.partitions))
-    here = f"partitions here: {names}" if names else "leave it out: the site has no partitions"
-    raise ConfigError(
-        f"there is no partition {pool}",
-        where="resources.resource_pool",
-        hint=f"did you mean {near[0]}?" if near else here,
-    )
-
-
 def _partition(site: Site, view: PartitionView) -> PartitionInfo | None:
     """The partition as the scheduler knows it; None: it has no default one, or no scheduler."""
     open_scheduler(site)  # refuses a site without a backend
@@ -149,10 +134,10 @@ def _partition(site: Site, view: PartitionView) -> PartitionInfo | None:
         name = next((info.name for info in there.values() if info.default), None)
     if not there or name is None:
         return None
-    chosen = [part for part in str(name).split(",") if part in there]
-    if not chosen:
+    chosen = str(name).split(",")
+    if unknown := [part for part in chosen if part not in there]:
         raise ConfigError(
-            f"there is no partition {name}",
+            f"there is no partition {unknown[0]}",
             where="resources.resource_pool",
             hint=f"partitions here: {', '.join(sorted(there))}",
         )

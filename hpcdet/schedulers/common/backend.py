@@ -29,6 +29,7 @@ class ScriptFace(Protocol):
         worker: the template of a worker's script.
         sentinel: that of the small job behind an array; "": there is none.
         directive: how a line begins that users write for the scheduler; "": there are none.
+        lists: a job may name several partitions, and runs in one of them.
     """
 
     @property
@@ -39,6 +40,9 @@ class ScriptFace(Protocol):
 
     @property
     def directive(self) -> str: ...
+
+    @property
+    def lists(self) -> bool: ...
 
     def options(self, request: ScriptRequest) -> Any:
         """Return what templates print as directives.

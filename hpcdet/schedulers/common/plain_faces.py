@@ -26,6 +26,7 @@ class PlainScript:
     worker = "local/worker.sh.j2"
     sentinel = ""
     directive = ""
+    lists = False
 
     def options(self, request: ScriptRequest) -> Any:
         """There are none."""

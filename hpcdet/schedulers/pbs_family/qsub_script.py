@@ -24,6 +24,7 @@ class QsubScript:
     worker = "pbs/worker.pbs.j2"
     sentinel = "pbs/sentinel.pbs.j2"
     directive = "#PBS"
+    lists = False
 
     def __init__(self, sizes: Sizes, hosts: HostRequests) -> None:
         self._sizes, self._hosts = sizes, hosts

@@ -33,8 +33,8 @@ class Resources:
     """Main memory of each rank, in bytes or as '4G'."""
     walltime_s: Annotated[Seconds | None, Key(ge=1)] = None
     """Length of one allocation, in seconds or as '12:00:00', '2h'. A trial may need many."""
-    resource_pool: str | None = None
-    """The partition or queue."""
+    resource_pool: Annotated[str | None, Key(kind=str | list[str] | None)] = None
+    """The partition or queue; several, [a, b], where the scheduler takes lists."""
     preemptible: bool = False
     """Jobs may go to a partition or queue whose jobs are ended at any time to run others."""
     max_slots: Annotated[int | None, Key(ge=1)] = None

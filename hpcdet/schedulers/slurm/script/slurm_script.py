@@ -19,6 +19,7 @@ _HETJOB = re.compile(r"^#SBATCH\s+(?:het|pack)job\b", re.MULTILINE)
 worker = "slurm/worker.sbatch.j2"
 sentinel = "slurm/sentinel.sbatch.j2"
 directive = "#SBATCH"
+lists = True
 
 
 def options(request: ScriptRequest) -> Options:
