@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcdet.errors import ConfigError
+from hpcdet.jobs.checks import site_checks
 from hpcdet.launchers.common import StepRequest
 from hpcdet.launchers.mpirun import LAUNCHER
 from hpcdet.schedulers.common.allocation import Allocation
@@ -16,6 +19,8 @@ from hpcdet.schedulers.pbs import pbs_facts, pbs_inside, remote_shell, server_su
 from hpcdet.schedulers.pbs_family import pbs_queues
 from hpcdet.schedulers.pbs_family.pbs_names import NAMES
 from hpcdet.site_files import load_site as sites
+from hpcdet.store.config.placement import Resources
+from hpcdet.store.config.resolved_config import Resolved
 from tests.schedulers.pbs_fakes import (
     Fake,
     calls,
@@ -43,6 +48,10 @@ Queue: prod
 
 Queue: small
     queue_type = Execution
+    kill_delay = 60
+    max_array_size = 50
+    resources_min.nodect = 10
+    resources_min.walltime = 00:05:00
     resources_max.nodect = 24
     resources_max.walltime = 03:00:00
     from_route_only = True
@@ -51,6 +60,10 @@ Queue: small
 
 Queue: large
     queue_type = Execution
+    kill_delay = 45
+    max_array_size = 20
+    resources_min.nodect = 25
+    resources_min.walltime = 00:30:00
     resources_max.nodect = 496
     resources_max.walltime = 24:00:00
     from_route_only = True
@@ -66,6 +79,48 @@ def test_queues_and_what_they_lead_to() -> None:
     assert (found["workq"].max_walltime_s, found["workq"].widest) == (None, 4)
     # a routing queue gives what the widest of those behind it gives
     assert (found["prod"].max_walltime_s, found["prod"].max_nodes) == (86400, 496)
+    # and takes what the easiest of them takes, unless it asks for more itself
+    assert (found["prod"].min_walltime_s, found["prod"].min_nodes) == (300, 10)
+    assert (found["workq"].min_walltime_s, found["workq"].min_nodes) == (None, 1)
+    strict = ROUTES.replace("= Route\n", "= Route\n    resources_min.nodect = 12\n")
+    [prod] = [one for one in pbs_queues.partitions(attributes(strict), 4) if one.name == "prod"]
+    assert prod.min_nodes == 12
+
+
+@pytest.mark.parametrize(
+    ("need", "where", "said"),
+    [
+        (Resources(nodes=9), "resources.nodes", "prod takes jobs of 10 nodes and more"),
+        (Resources(nodes=10, walltime_s=299), "resources.walltime_s", "at least 5 min"),
+        (Resources(nodes=497), "resources.nodes", "at most 496"),
+    ],
+)
+def test_what_no_queue_behind_a_routing_queue_takes_is_refused(
+    tmp_path: Path, fake_pbs: Fake, need: Resources, where: str, said: str
+) -> None:
+    _of_server(tmp_path, fake_pbs, recorded("queues.txt") + ROUTES)
+    fake_pbs("pbsnodes", "exit 0")
+    asked = Resolved(resources=replace(need, resource_pool="prod", slots_per_trial=need.nodes))
+    with pytest.raises(ConfigError, match=said) as caught:
+        site_checks.refuse_impossible(asked, sites.load("generic-pbs"))
+    assert caught.value.where == where
+    fits = replace(asked, resources=replace(asked.resources, nodes=10, walltime_s=300))
+    assert site_checks.refuse_impossible(fits, sites.load("generic-pbs")) == []
+
+
+def test_of_a_routing_queue_the_limits_are_asked_of_those_behind_it(
+    tmp_path: Path, fake_pbs: Fake
+) -> None:
+    _of_server(tmp_path, fake_pbs, recorded("queues.txt") + ROUTES)
+    found, said = pbs_facts.resolved(sites.load("generic-pbs"), "prod")
+    assert not said and (found.limits.max_array, found.limits.kill_wait_s) == (50, 45)
+    assert found.origins["limits.kill_wait_s"].endswith("kill_delay=60, 45 of prod")
+
+
+def _of_server(tmp_path: Path, fake_pbs: Fake, queues: str) -> None:
+    (tmp_path / "server").write_text(recorded("server.txt"))
+    (tmp_path / "queues").write_text(queues)
+    fake_pbs("qstat", f'case "$1" in -Bf) cat {tmp_path}/server;; *) cat {tmp_path}/queues;; esac')
 
 
 def test_hosts_by_what_they_have() -> None:

@@ -64,6 +64,11 @@ def test_a_dry_run_asks_the_scheduler_and_makes_nothing(lab: Lab) -> None:
     assert lab.cluster.call("squeue", "-h").stdout == ""
     said = lab.cluster.calls.read_text().splitlines()[calls:]
     assert any("sbatch --test-only" in line for line in said)
+    words = _write(lab, resources={"walltime_s": 600, "resource_pool": ["short", "batch"]})
+    done = hpcdet("submit", *words, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --partition=short,batch" in done.stdout
+    assert "to start" in done.stdout.rpartition("# the scheduler says")[2]
 
 
 def test_what_can_never_run_is_refused_before_anything_is_made(lab: Lab) -> None:

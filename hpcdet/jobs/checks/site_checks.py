@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from hpcdet import mpi_torch
@@ -22,6 +23,7 @@ from hpcdet.schedulers.common.base import HasFeatures, PartitionInfo, Queues
 from hpcdet.schedulers.common.request import NodeRequest
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import PartitionView, Site, folders
+from hpcdet.site.partitions import Partition
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import trust
@@ -192,11 +194,15 @@ def _refuse_too_much(
             f"{cpus} cores on one node; those of {name} have {view.cpus_per_node}",
             where="resources.cpus_per_slot" if lanes == 1 else "worker.lanes",
         )
-    if partition is not None and need.least_nodes > partition.widest:
+    if partition is None:
+        return
+    if need.least_nodes > partition.widest:
         raise ConfigError(
             f"{need.least_nodes} nodes; partition {name} gives a job at most {partition.widest}",
             where="resources.nodes",
         )
+    least = Partition(min_nodes=partition.min_nodes, min_walltime_s=partition.min_walltime_s)
+    queue_limits.refuse_beyond(need, replace(view, name=name, bounds=least, max_walltime_s=None))
 
 
 def _fabric(experiment: Resolved, site: Site, view: PartitionView) -> list[str]:

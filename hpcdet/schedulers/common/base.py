@@ -134,6 +134,7 @@ class PartitionInfo:
         default: jobs that name no partition go there.
         suspends: jobs are stopped and stay in memory while others run in their place.
         max_nodes: that one job may have; None: all of them.
+        min_nodes, min_walltime_s: that one job has to ask for.
     """
 
     name: str
@@ -143,6 +144,8 @@ class PartitionInfo:
     default: bool = False
     suspends: bool = False
     max_nodes: int | None = None
+    min_nodes: int = 1
+    min_walltime_s: int | None = None
 
     @property
     def widest(self) -> float:

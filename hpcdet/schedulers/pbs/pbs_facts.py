@@ -13,7 +13,7 @@ from typing import Any
 from hpcdet.schedulers.common.cluster_facts import NOT_ASKED, Answer, recall, settle
 from hpcdet.schedulers.common.survey import ClusterSurvey
 from hpcdet.schedulers.pbs import pbs_query
-from hpcdet.schedulers.pbs_family import pbs_commands
+from hpcdet.schedulers.pbs_family import pbs_commands, pbs_queues
 from hpcdet.schedulers.pbs_family.pbs_queues import Attributes
 from hpcdet.site import Site
 
@@ -82,7 +82,11 @@ def _answers(known: Attributes, site: Site, pool: str | None) -> Iterable[Answer
     found: dict[str, tuple[Any, str]] = {
         "capabilities.history": (history == "True", f"job_history_enable={history}")
     }
-    widest = of_queue.get("max_array_size") or server.get("max_array_size", "")
+    # of a routing queue those count that it leads to; what is queued waits in itself
+    behind = pbs_queues.behind(queue, known) or [of_queue]
+    arrays = [one.get("max_array_size", "") for one in behind]
+    widest = max(arrays, key=int) if all(map(str.isdecimal, arrays)) else ""
+    widest = widest or server.get("max_array_size", "")
     if widest.isdecimal():
         found["limits.max_array"] = (int(widest), f"max_array_size={widest}")
     queued = [
@@ -92,7 +96,8 @@ def _answers(known: Attributes, site: Site, pool: str | None) -> Iterable[Answer
     ]
     if queued:
         found["limits.max_submit"] = min(queued)
-    delay = of_queue.get("kill_delay", "")
-    waits = float(delay) if delay.isdecimal() else _KILL_DELAY_S
-    found["limits.kill_wait_s"] = (waits, f"kill_delay={delay or 'unset'} of {queue or 'a queue'}")
+    delays = [one.get("kill_delay", "") for one in behind]
+    waits = min(float(delay) if delay.isdecimal() else _KILL_DELAY_S for delay in delays)
+    said = f"kill_delay={', '.join(delay or 'unset' for delay in delays)}"
+    found["limits.kill_wait_s"] = (waits, f"{said} of {queue or 'a queue'}")
     return found.items()

@@ -7,7 +7,7 @@ import re
 
 from hpcdet.schedulers.common.survey import ClusterSurvey, QueueSurvey
 from hpcdet.schedulers.pbs import pbs_query
-from hpcdet.schedulers.pbs_family import pbs_commands, pbs_queues, pbs_text
+from hpcdet.schedulers.pbs_family import pbs_commands, pbs_queues
 from hpcdet.schedulers.pbs_family.pbs_queues import Attributes
 
 _MIB = {"": 2**20, "k": 2**10, "m": 1, "g": 2**-10, "t": 2**-20}
@@ -34,9 +34,9 @@ def surveyed(known: Attributes, nodes: str) -> ClusterSurvey:
             name=queue.name,
             default=queue.default,
             nodes=queue.nodes,
-            min_nodes=_whole(known[queue.name].get("resources_min.nodect")) or 1,
+            min_nodes=queue.min_nodes,
             max_nodes=queue.max_nodes,
-            min_walltime_s=_seconds(known[queue.name].get("resources_min.walltime", "")),
+            min_walltime_s=queue.min_walltime_s,
             max_walltime_s=queue.max_walltime_s,
             cpus_per_node=cpus or None,
             memory_mib=memory or None,
@@ -67,11 +67,6 @@ def _shapes(text: str) -> list[tuple[int, int, int]]:
     return [
         (_whole(one.get("ncpus")), _mebi(one.get("mem")), _whole(one.get("ngpus"))) for one in has
     ]
-
-
-def _seconds(text: str) -> int | None:
-    found = pbs_text.seconds(text)
-    return int(found) if found else None
 
 
 def _whole(value: object) -> int:

@@ -65,13 +65,15 @@ def partitions(known: Attributes, nodes: int) -> list[PartitionInfo]:
             up=queue.get("enabled") == queue.get("started") == "True",
             default=name == default,
             max_nodes=_widest(name, known),
+            min_nodes=int(_least(name, "nodect", known) or 1),
+            min_walltime_s=int(_least(name, "walltime", known)) or None,
         )
         for name, queue in known.items()
         if name and queue.get("from_route_only") != "True"
     ]
 
 
-def _behind(name: str, known: Attributes) -> list[Mapping[str, str]]:
+def behind(name: str, known: Attributes) -> list[Mapping[str, str]]:
     """The execution queues that a queue leads to, itself if it is one."""
     queue = known.get(name, {})
     if queue.get("queue_type", "").lower().startswith("r"):
@@ -84,15 +86,24 @@ def _longest(name: str, known: Attributes) -> int | None:
     """The longest walltime in a queue, or in the widest of those it leads to."""
     own = pbs_text.seconds(known.get(name, {}).get("resources_max.walltime", ""))
     server = pbs_text.seconds(known.get("", {}).get("resources_max.walltime", ""))
-    texts = [one.get("resources_max.walltime", "") for one in _behind(name, known)]
+    texts = [one.get("resources_max.walltime", "") for one in behind(name, known)]
     limits = [limit for text in texts if (limit := pbs_text.seconds(text)) is not None]
-    behind = max(limits) if limits and len(limits) == len(texts) else None
-    found = [limit for limit in (own, server, behind) if limit is not None]
+    theirs = max(limits) if limits and len(limits) == len(texts) else None
+    found = [limit for limit in (own, server, theirs) if limit is not None]
     return int(min(found)) if found else None
 
 
+def _least(name: str, resource: str, known: Attributes) -> float:
+    """What a job has to ask for of a resource at least, in the easiest of the queues behind."""
+
+    def least(queue: Mapping[str, str]) -> float:
+        return pbs_text.seconds(queue.get(f"resources_min.{resource}", "")) or 0.0
+
+    return max(least(known.get(name, {})), min(map(least, behind(name, known)), default=0.0))
+
+
 def _widest(name: str, known: Attributes) -> int | None:
-    texts = [one.get("resources_max.nodect", "") for one in _behind(name, known)]
+    texts = [one.get("resources_max.nodect", "") for one in behind(name, known)]
     limits = [int(text) for text in texts if text.isdecimal()]
     return max(limits) if limits and len(limits) == len(texts) else None
 
