@@ -1,4 +1,4 @@
-"""What two ranks on two nodes find out: ``python -m hpcdet.rank_check FOLDER BACKEND``.
+"""Checks of two ranks on two nodes: ``python -m hpcdet.rank_check FOLDER BACKEND``.
 
 BACKEND is that of ``distributed.backend``. Each rank leaves ``BACKEND-RANK.json`` in the folder,
 written anew after each part, so that what was found stays where a later part fails.

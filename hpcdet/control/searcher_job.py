@@ -23,7 +23,7 @@ from hpcdet.control.turn import controller
 from hpcdet.errors import HpcdetError, StillPending, Unavailable, UsageError
 from hpcdet.jobs.script import searcher_script as rendering
 from hpcdet.schedulers import opening
-from hpcdet.schedulers.common import submission_rate
+from hpcdet.schedulers.calls import submission_rate
 from hpcdet.schedulers.common.base import Job, Scheduler, SubmissionRefused, TaskState
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from hpcdet.errors import HpcdetError, StillPending, Unavailable
 from hpcdet.jobs.script import command_job, launch
-from hpcdet.schedulers.common import submission_rate
+from hpcdet.schedulers.calls import submission_rate
 from hpcdet.schedulers.common.base import Job, Scheduler, Submission, SubmissionRefused, Task
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable
 from hpcdet.jobs.script import command_job
-from hpcdet.schedulers.common import submission_rate
+from hpcdet.schedulers.calls import submission_rate
 from hpcdet.schedulers.common.base import SubmissionRefused
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site

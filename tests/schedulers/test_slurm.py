@@ -21,9 +21,9 @@ import pytest
 from hpcdet.control.leader.lost_workers import Watch
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.schedulers import opening
-from hpcdet.schedulers.common import polling
+from hpcdet.schedulers.calls import polling
+from hpcdet.schedulers.calls.polling import QueryAnswer, SharedQuery
 from hpcdet.schedulers.common.base import Job, Submission, SubmissionRefused, Task, TaskState, Usage
-from hpcdet.schedulers.common.polling import QueryAnswer, SharedQuery
 from hpcdet.schedulers.common.request import UserOptions
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.schedulers.slurm.answers import slurm_text

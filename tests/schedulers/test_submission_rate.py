@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.schedulers.common import submission_rate
+from hpcdet.schedulers.calls import submission_rate
 from hpcdet.schedulers.common.base import SubmissionRefused
 
 
@@ -61,7 +61,7 @@ def test_who_does_not_wait_is_told_when_it_may() -> None:
 
 
 def test_processes_share_one_count() -> None:
-    code = "from hpcdet.schedulers.common.submission_rate import take; print(take(5) == 0)"
+    code = "from hpcdet.schedulers.calls.submission_rate import take; print(take(5) == 0)"
     command = [sys.executable, "-c", code]
     asked = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)]
     said = [process.communicate()[0].strip() for process in asked]

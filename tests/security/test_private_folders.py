@@ -16,7 +16,8 @@ import pytest
 from hpcdet.cli import main
 from hpcdet.errors import Unavailable
 from hpcdet.read.index import database
-from hpcdet.schedulers.common import polling, processes
+from hpcdet.schedulers.calls import polling
+from hpcdet.schedulers.common import processes
 from hpcdet.schedulers.common.base import Job, Submission
 from hpcdet.schedulers.local import local_job
 from hpcdet.schedulers.local.local import LocalScheduler

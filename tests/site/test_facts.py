@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.schedulers.common import cluster_facts
+from hpcdet.schedulers.calls import cluster_facts
 from hpcdet.schedulers.slurm import slurm_facts
 from hpcdet.site import Site
 from hpcdet.site_files import load_site

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from hpcdet import mpi_torch
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_checks
 from hpcdet.process.ranks import Ranks
+from hpcdet.store.config import mpi_torch
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.train import mpi
 from tests import experiments as x

@@ -20,8 +20,8 @@ from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers import opening
+from hpcdet.schedulers.calls.polling import cache_folder
 from hpcdet.schedulers.common.base import CountsJobs, Occupancy
-from hpcdet.schedulers.common.polling import cache_folder
 from hpcdet.site.models import Site
 from hpcdet.store.fs import files
 

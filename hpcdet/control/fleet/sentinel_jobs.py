@@ -15,7 +15,7 @@ from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.script import succession
-from hpcdet.schedulers.common import submission_rate
+from hpcdet.schedulers.calls import submission_rate
 from hpcdet.schedulers.common.base import Job, SubmissionRefused, Task, TaskState
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.records import Intent, Submitted

@@ -19,7 +19,7 @@ from hpcdet.control.leader.lost_workers import FleetView, TaskPlace, Watch
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.script import lanes, succession
 from hpcdet.schedulers import opening
-from hpcdet.schedulers.common import submission_rate
+from hpcdet.schedulers.calls import submission_rate
 from hpcdet.schedulers.common.base import (
     PerHost,
     Prunes,

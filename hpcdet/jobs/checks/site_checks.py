@@ -11,7 +11,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from hpcdet import mpi_torch
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs.checks import queue_limits, quota
 from hpcdet.jobs.create import image_checks
@@ -24,6 +23,7 @@ from hpcdet.schedulers.common.request import NodeRequest
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import PartitionView, Site, folders
 from hpcdet.site.partitions import Partition
+from hpcdet.store.config import mpi_torch
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import trust

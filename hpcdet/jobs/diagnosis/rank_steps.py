@@ -1,4 +1,4 @@
-"""What is between two nodes, as two ranks find it: ``hpcdet.rank_check`` by the site's launcher."""
+"""Checks between two nodes: ``hpcdet.rank_check`` in two ranks, by the site's launcher."""
 
 from __future__ import annotations
 

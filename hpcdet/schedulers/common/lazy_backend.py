@@ -60,7 +60,7 @@ class LazyBackend:
 
     @cached_property
     def facts(self) -> FactsFace:
-        """What the cluster says of itself."""
+        """The cluster's description of itself."""
         face: FactsFace = self._face("facts")
         return face
 

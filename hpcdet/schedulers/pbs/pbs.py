@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 
 from hpcdet.errors import Unavailable
+from hpcdet.schedulers.calls.polling import QueryAnswer, SharedQuery
 from hpcdet.schedulers.common.base import (
     Capabilities,
     Job,
@@ -19,7 +20,6 @@ from hpcdet.schedulers.common.base import (
     Task,
     Usage,
 )
-from hpcdet.schedulers.common.polling import QueryAnswer, SharedQuery
 from hpcdet.schedulers.pbs import pbs_query, pbs_states
 from hpcdet.schedulers.pbs_family import pbs_commands, pbs_ids, pbs_queues, pbs_text
 from hpcdet.schedulers.pbs_family.pbs_commands import FINISHED, OVER

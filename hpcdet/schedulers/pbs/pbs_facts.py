@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from hpcdet.schedulers.common.cluster_facts import NOT_ASKED, Answer, recall, settle
+from hpcdet.schedulers.calls.cluster_facts import NOT_ASKED, Answer, recall, settle
 from hpcdet.schedulers.common.survey import ClusterSurvey
 from hpcdet.schedulers.pbs import pbs_query
 from hpcdet.schedulers.pbs_family import pbs_commands, pbs_queues

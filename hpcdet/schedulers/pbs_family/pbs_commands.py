@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers.common import commands
+from hpcdet.schedulers.calls import scheduler_commands
 from hpcdet.schedulers.pbs_family import pbs_text
 from hpcdet.schedulers.pbs_family.pbs_names import NAMES
 
@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     # times are printed in the local time of who asks
     settings = {"TZ": "UTC"}
     where = path(argv[0])
-    return commands.run(argv, NAMES, settings, whose="PBS", probe="qstat -B", path=where)
+    return scheduler_commands.run(argv, NAMES, settings, whose="PBS", probe="qstat -B", path=where)
 
 
 def said(argv: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ Attributes = Mapping[str, Mapping[str, str]]
 
 
 def attributes(server: str, queues: str) -> dict[str, dict[str, str]]:
-    """What ``qstat -Bf`` and ``qstat -Qf`` print."""
+    """Attributes that ``qstat -Bf`` and ``qstat -Qf`` print."""
     found = pbs_text.sections(queues, "Queue")
     return {**found, "": next(iter(pbs_text.sections(server, "Server").values()), {})}
 
@@ -94,7 +94,7 @@ def _longest(name: str, known: Attributes) -> int | None:
 
 
 def _least(name: str, resource: str, known: Attributes) -> float:
-    """What a job has to ask for of a resource at least, in the easiest of the queues behind."""
+    """Return the least request of a resource that one of the destinations accepts."""
 
     def least(queue: Mapping[str, str]) -> float:
         return pbs_text.seconds(queue.get(f"resources_min.{resource}", "")) or 0.0

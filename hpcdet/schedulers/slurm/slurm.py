@@ -19,6 +19,7 @@ from submitit.core import utils
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpcdet.errors import Unavailable
+from hpcdet.schedulers.calls.polling import SharedQuery
 from hpcdet.schedulers.common.base import (
     Capabilities,
     Job,
@@ -31,7 +32,6 @@ from hpcdet.schedulers.common.base import (
     Task,
     Usage,
 )
-from hpcdet.schedulers.common.polling import SharedQuery
 from hpcdet.schedulers.slurm.answers import slurm_features, slurm_tasks, slurm_text, slurm_waits
 from hpcdet.schedulers.slurm.answers.slurm_tasks import JobAccounting
 from hpcdet.schedulers.slurm.answers.slurm_text import SlurmRow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
-from hpcdet.schedulers.common import commands
+from hpcdet.schedulers.calls import scheduler_commands
 from hpcdet.schedulers.slurm import slurm_names
 
 
@@ -20,4 +20,4 @@ def run(argv: Sequence[str], times: str = "%s") -> subprocess.CompletedProcess[s
     """
     # else the list of a long array's tasks is cut off
     settings = {"SLURM_TIME_FORMAT": times, "SLURM_BITSTR_LEN": "0"}
-    return commands.run(argv, slurm_names, settings, whose="Slurm", probe="scontrol ping")
+    return scheduler_commands.run(argv, slurm_names, settings, whose="Slurm", probe="scontrol ping")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers.common.cluster_facts import (
+from hpcdet.schedulers.calls.cluster_facts import (
     NOT_ASKED,
     Answer,
     SaidFacts,

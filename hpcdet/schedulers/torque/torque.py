@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from hpcdet.errors import Unavailable
+from hpcdet.schedulers.calls.polling import SharedQuery
 from hpcdet.schedulers.common.base import (
     Capabilities,
     Job,
@@ -21,7 +22,6 @@ from hpcdet.schedulers.common.base import (
     Task,
     TaskState,
 )
-from hpcdet.schedulers.common.polling import SharedQuery
 from hpcdet.schedulers.pbs_family import pbs_commands, pbs_queues, pbs_text
 from hpcdet.schedulers.pbs_family.pbs_commands import OVER
 from hpcdet.schedulers.pbs_family.pbs_executor import submit
@@ -164,7 +164,7 @@ class TorqueScheduler:
 
 
 def _over(done: subprocess.CompletedProcess[str]) -> bool:
-    """True if a command failed as the job has ended. A wrapper says nothing then."""
+    """True if a command failed as the job has ended. A wrapper prints no reason then."""
     said = f"{done.stderr}{done.stdout}".strip()
     return done.returncode in OVER or not said or _ENDED.search(said) is not None
 

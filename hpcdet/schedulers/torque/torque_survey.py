@@ -17,7 +17,7 @@ def survey(server: str) -> ClusterSurvey:
 
 
 def surveyed(server: str, known: Attributes, nodes: list[TorqueNode]) -> ClusterSurvey:
-    """What ``qstat -Q -f`` and ``pbsnodes -a`` say together. Pure."""
+    """Survey of ``qstat -Q -f`` and ``pbsnodes -a``. Pure."""
     name = server.partition(".")[0] or "torque"
     gpus = min((node.gpus for node in nodes), default=0)
     queues = tuple(

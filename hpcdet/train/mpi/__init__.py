@@ -15,10 +15,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hpcdet import mpi_torch
 from hpcdet.errors import ConfigError
 from hpcdet.process.launcher_watch import say_goodbye
 from hpcdet.process.ranks import Ranks
+from hpcdet.store.config import mpi_torch
 from hpcdet.train.mpi.direct import Direct
 from hpcdet.train.mpi.group import NAME, MPIProcessGroup
 from hpcdet.train.mpi.progress_thread import ProgressThread

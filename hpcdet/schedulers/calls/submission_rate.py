@@ -11,8 +11,8 @@ import os
 import time
 from collections.abc import Callable
 
+from hpcdet.schedulers.calls.polling import cache_folder
 from hpcdet.schedulers.common.base import Refusal, Scheduler, Submission, SubmissionRefused
-from hpcdet.schedulers.common.polling import cache_folder
 from hpcdet.store.fs import files
 
 _MINUTE_S = 60.0

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers.common.polling import cache_folder
+from hpcdet.schedulers.calls.polling import cache_folder
 from hpcdet.site import Site
 from hpcdet.store.fs import files
 
@@ -28,7 +28,7 @@ Answer = tuple[str, tuple[Any, str]]
 
 @dataclass(frozen=True)
 class SaidFacts:
-    """What a cluster has said.
+    """Answers of a cluster.
 
     Attributes:
         at: when, epoch seconds.
@@ -47,7 +47,7 @@ class SaidFacts:
 
 
 def recall(name: str, seen: object, ask: Callable[[], Any], *, fresh: bool) -> SaidFacts:
-    """Return what a cluster has said; ask it now if that is older than a day.
+    """Return the answers of a cluster; ask it anew if they are older than a day.
 
     Args:
         name: how the file's name begins.
