@@ -42,7 +42,7 @@ FORGERIES_SEED = int(_of("HPCDET_FUZZ_SEED", "1"))
 ATTACK_S = float(_of("HPCDET_ATTACK_S", "0"))
 """Seconds for which another user attacks ranks; 0: for one attempt."""
 LATE_S = float(_of("HPCDET_LATE_S", "5"))
-"""Seconds after which other nodes see what is new in a folder; 30 takes four minutes."""
+"""Seconds after which other nodes see what is new in a folder."""
 STRANDED = _of("HPCDET_STRANDED")
 """``all`` cases of stranded experiments, ``real`` ranks, or ``full``: the shipped site, too."""
 DICE_SEED = _of("HPCDET_DICE_SEED")
