@@ -20,7 +20,7 @@ from hpcdet.store.folder.records import (
 from hpcdet.store.fs import files, journal
 from hpcdet.worker.allocation.notice import Notices
 from hpcdet.worker.claims import claims
-from hpcdet.worker.main import Worker
+from hpcdet.worker.supervisor import Worker
 from hpcdet.worker.turns import storage_retry
 from hpcdet.worker.turns.worker_turns import WorkerCrank
 from tests import experiments as x
