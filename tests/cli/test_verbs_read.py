@@ -354,7 +354,7 @@ def test_ls_chooses(cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch) -
         found = json.loads(cli(verb, "-o", "json").out)
         assert [item["id"] for item in found["items"]] == ["digits-7f3a"]
         assert "mnist-1a2b is left out" in found["warnings"][0]
-    assert cli("status", "mnist", code=4).err
+    assert cli("status", "mnist", code=9).err
 
 
 def test_ls_of_trials_sorted_and_of_users(cli: Cli, swept: Builder) -> None:

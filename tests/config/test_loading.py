@@ -456,5 +456,5 @@ def test_a_resolved_config_of_another_version_is_readable(tmp_path: Path) -> Non
     assert (resolved.searcher.name, resolved.max_restarts) == ("random", 5)
     assert resolved.raw["future"] == 1
     file.write_text("searcher: {max_length: soon}\n")
-    with pytest.raises(ConfigError, match="not a length"):
+    with pytest.raises(IntegrityError, match="not a length"):
         stored.load(file)
