@@ -17,7 +17,7 @@ from hpcdet.config.check import problems
 from hpcdet.config.check.section_models import completed
 from hpcdet.config.determined import unsupported_keys
 from hpcdet.config.load import changing, load_config
-from hpcdet.errors import ConfigError, UsageError
+from hpcdet.errors import ConfigError, IntegrityError, UsageError
 from hpcdet.search.stopping import rules_from_config
 from hpcdet.search.stopping.search_rules import TotalLengthRule
 from hpcdet.search.stopping.trial_rules import PercentileRule
