@@ -12,10 +12,8 @@ from hpcdet.control.requests import commands
 from hpcdet.control.turn import controller
 from hpcdet.control.turn.controller import advance
 from hpcdet.store.cost import limits
+from hpcdet.store.cost.cost_records import RunLimits
 from hpcdet.store.decisions import chain
-from hpcdet.store.folder.records import (
-    RunLimits,
-)
 from hpcdet.store.trials.standing import standing
 from tests.control.worlds import begun, closed, control, end_of, events, later
 from tests.paper import Waves, World
