@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ _SET_BY_POLICY = ("partition", "account")
 _OF_QSUB = {"partition": "queue"}
 
 
-class RequiredHosts(BaseModel):
+class RequiredHosts(BaseModel, ABC):
     """Requests by which a job runs where a capability is enforced."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -24,9 +25,9 @@ class RequiredHosts(BaseModel):
     queue: Name | None = None
     account: Name | None = None
 
+    @abstractmethod
     def asked(self) -> Mapping[str, str]:
         """What each host has, by its name: the text that asks for it, and that hosts show."""
-        raise NotImplementedError
 
 
 class HostRequests:
