@@ -21,7 +21,7 @@ from pathlib import Path  # noqa: E402
 
 from hpcdet import __version__  # noqa: E402
 from hpcdet.errors import HpcdetError  # noqa: E402
-from hpcdet.process import determined_imports, launcher_watch  # noqa: E402
+from hpcdet.process import determined_imports, late_compiler, launcher_watch  # noqa: E402
 from hpcdet.process.console import say  # noqa: E402
 from hpcdet.process.entrypoint import parse  # noqa: E402
 from hpcdet.process.location import AttemptLocation  # noqa: E402
@@ -52,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     if given.hpcdet not in ("", __version__):
         print(_OTHER_VERSION.format(__version__, __file__, given.hpcdet), file=sys.stderr)
         return 1
+    late_compiler.put_off()  # before torch is imported
     if given.test:
         from hpcdet.rehearsal import rehearse
 
