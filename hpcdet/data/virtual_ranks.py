@@ -32,6 +32,8 @@ WHERE = "reproducibility.elastic: exact"
 """What an error names that comes from virtual ranks."""
 
 _PIECE = 1 << 22
+# the older name warns in each rank's log, from torch 2.13 on
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class TreeSum:
             work.wait()
             rows = received.view(len(order), -1)
             mine = total(dict(zip(order, rows, strict=True)), virtual.count, torch.Tensor.add_)
-            gathered = dist.all_gather_into_tensor(result[start:stop], mine, async_op=True)
+            gathered = _all_gather(result[start:stop], mine, async_op=True)
             leaving.append((gathered, mine))
         for gathered, _ in leaving:
             gathered.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import traceback
 from pathlib import Path
 
@@ -32,7 +33,11 @@ def demand() -> None:
             where=WHERE,
             hint=f"make it {' or '.join(_DETERMINISTIC)}, or leave it out",
         )
-    torch.use_deterministic_algorithms(True)
+    if "torch._inductor" in sys.modules:
+        torch.use_deterministic_algorithms(True)
+    else:  # the same, without importing the compiler to tell it so: it reads this where it is used
+        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+        torch.set_deterministic_debug_mode("error")
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     # what TF32 rounds away depends on the device, and on who asked for it before

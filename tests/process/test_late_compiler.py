@@ -87,6 +87,9 @@ USES = {
     "setting": "import torch._dynamo.config as config\nassert config.optimize_ddp is True",
     "name": "from torch._dynamo import OptimizedModule",
     "call": "torch._dynamo.reset()",
+    "deterministic": "from hpcdet.process import deterministic\ndeterministic.demand()\n"
+    f"assert {ABSENT}\nassert torch.are_deterministic_algorithms_enabled()\n"
+    "import torch._inductor.config\nassert torch._inductor.config.deterministic",
     "module": "assert torch.compiler.disable(torch.nn.Linear(1, 1))(torch.ones(1)).shape == (1,)",
 }
 LOADED = f"assert not {ABSENT}\nassert type(torch._dynamo) is type(sys)\nprint('loaded')"

@@ -358,6 +358,7 @@ def test_deterministic_sets_the_switches_or_says_who_has_set_others(
     finally:
         torch.use_deterministic_algorithms(False)
     assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
+    os.environ.pop("TORCHINDUCTOR_DETERMINISTIC", None)
     assert [getattr(place, name) for place, name, _ in switches] == [True, False, False, False]
 
 
