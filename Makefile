@@ -7,7 +7,7 @@ unexport WORKERS
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo governed-demo test test-quick test-pbs test-for coverage hooks docs pictures searches test-frameworks test-interactive test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-governance bench-gpu bench-sites bench-search bench-search-tables bench-calibration governed-recovery governed-replications governed-scheduling governed-search null-searches clean
+.PHONY: demo governed-demo test test-quick test-pbs test-for coverage hooks docs pictures searches test-frameworks test-interactive test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-start bench-elastic bench-governance bench-gpu bench-sites bench-search bench-search-tables bench-calibration governed-recovery governed-replications governed-scheduling governed-search null-searches clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -113,6 +113,9 @@ bench-mpi: setup  ## the MPI backend against raw mpi4py and gloo; overlap on and
 
 bench-meeting: setup  ## ranks that prove who they are beside torch's store and plain gloo: start and steps
 	$(PY) benchmarks/bench_meeting.py
+
+bench-start: setup  ## a rank until its first step: processor time and modules beside a loop by hand and import torch
+	$(PY) benchmarks/bench_start.py
 
 bench-elastic: setup  ## what the same bits on any number of ranks cost: step time against DDP
 	$(PY) benchmarks/bench_elastic.py
