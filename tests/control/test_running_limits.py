@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -219,6 +225,128 @@ def test_a_paused_experiment_wants_nothing(tmp_path: Path, scheduler: Counting) 
     second = make(scheduler, tmp_path / "b", 4, max_running=4)
     advance(second.paths, second.holder())
     assert throttles(scheduler)["2"] == 4
+
+
+def shares_file(tmp_path: Path) -> Path:
+    folder = tmp_path / "cache" / "polling"
+    files.make_folder(folder)
+    return folder / "running-paper.json"
+
+
+def reasons(world: World, holder: Holder) -> list[tuple[str, str]]:
+    holder.lease.beat()
+    return [(one["reason"], one["kind"]) for one in states.waits(gather.gather(world.paths))]
+
+
+def huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, files.LARGEST + 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b"[1, null, {}, []]"),
+        lambda path: path.write_bytes(b'[{"root": "/x", "jobs": 7}, {"root": "/y", "may": "a"}]'),
+        lambda path: path.write_bytes(b"[{"),
+        huge,
+        os.mkfifo,
+        lambda path: path.symlink_to(path),
+    ],
+)
+def test_a_damaged_file_of_shares_is_written_anew(
+    tmp_path: Path, scheduler: Counting, damage: Callable[[Path], None]
+) -> None:
+    damage(shares_file(tmp_path))
+    world = make(scheduler, tmp_path, 6, max_running=4)
+    advance(world.paths, world.holder())
+    assert throttles(scheduler) == {"1": 4}
+    [share] = running_shares._read(shares_file(tmp_path))
+    assert (share.wants, share.may) == (6, 4)
+
+
+def test_an_experiment_that_cannot_be_reached_takes_no_part(
+    tmp_path: Path, scheduler: Counting
+) -> None:
+    gone = RunningShare(str(tmp_path / ("x" * 300)), wants=4, may=4, jobs=["1"], seen=1e12)
+    running_shares._write(shares_file(tmp_path), [gone])
+    world = make(scheduler, tmp_path, 6, max_running=4)
+    advance(world.paths, world.holder())
+    assert throttles(scheduler) == {"1": 4}
+
+
+def test_where_shares_cannot_be_written_nothing_new_begins_and_the_rest_goes_on(
+    tmp_path: Path, scheduler: Counting
+) -> None:
+    world = make(scheduler, tmp_path, 6, max_running=4)
+    shares_file(tmp_path).mkdir()
+    holder = world.holder()
+    advance(world.paths, holder)
+    assert not scheduler.jobs
+    [(reason, kind)] = reasons(world, holder)
+    assert "running-paper.json: the shares of running jobs cannot be written: " in reason
+    assert kind == "limit"
+    shares_file(tmp_path).rmdir()
+    later(world, holder, 1)
+    assert throttles(scheduler) == {"1": 4}
+    play = world.play()
+    workers = play.start_all()
+    attempts = [play.claim(worker) for worker in workers]
+    shares_file(tmp_path).unlink()
+    shares_file(tmp_path).mkdir()
+    later(world, holder, 1)
+    assert throttles(scheduler) == {"1": 4}
+    for attempt, worker in zip(attempts, workers, strict=True):
+        play.finish(attempt)
+        play.leave(worker)
+    assert later(world, holder, 1).closed, "its share is given back in vain, and no more than that"
+    assert closed(world)[0] == "COMPLETED"
+
+
+def test_a_stopped_process_does_not_stop_the_others(
+    tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_shares, "LOCK_S", 0.2)
+    locked = shares_file(tmp_path).with_suffix(".lock")
+    hold = (
+        "import fcntl, os, signal, sys; file = open(sys.argv[1], 'w');"
+        "fcntl.flock(file, fcntl.LOCK_EX); os.kill(os.getpid(), signal.SIGSTOP)"
+    )
+    world = make(scheduler, tmp_path, 6, max_running=4)
+    holder = world.holder()
+    with subprocess.Popen([sys.executable, "-c", hold, locked]) as stopped:
+        os.waitpid(stopped.pid, os.WUNTRACED)
+        advance(world.paths, holder)
+        stopped.send_signal(signal.SIGKILL)
+    assert (
+        not scheduler.jobs and "another process has kept it locked" in reasons(world, holder)[0][0]
+    )
+    later(world, holder, 1)
+    assert throttles(scheduler) == {"1": 4}, "a dead process keeps no lock"
+
+
+def test_a_file_system_without_locks_will_do(
+    tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    world = make(scheduler, tmp_path, 6, max_running=4)
+    holder = world.holder()
+    monkeypatch.setattr(fcntl, "flock", flock)
+    advance(world.paths, holder)
+    assert throttles(scheduler) == {"1": 4}
+
+
+def test_the_limit_is_named_as_long_as_it_keeps_jobs_away(
+    tmp_path: Path, scheduler: Counting
+) -> None:
+    scheduler.foreign = 4
+    world = make(scheduler, tmp_path, 6, max_running=4)
+    holder = world.holder()
+    for _ in range(2):  # the second one before the scheduler may be asked again
+        advance(world.paths, holder)
+        assert reasons(world, holder) == [("limits.max_running: 4 of site paper", "limit")]
 
 
 def test_shares_are_dealt_in_turn_and_dead_experiments_hold_nothing(tmp_path: Path) -> None:

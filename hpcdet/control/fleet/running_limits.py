@@ -45,6 +45,9 @@ def room(holder: Holder, seen: FleetView, wanted: int) -> Room | None:
     """Return how many tasks may run of those that are wanted; None: the site sets no limit.
 
     Jobs that may not begin, and experiments that may, are noted in ``holder.pace``.
+
+    Raises:
+        Unavailable: other experiments cannot be agreed with.
     """
     site, why = holder.hands.site, words(holder.hands.site)
     if not why:
@@ -79,11 +82,17 @@ def tell(holder: Holder, tasks: int, why: str) -> None:
 
 
 def leave(holder: Holder) -> None:
-    """Give back what this experiment may run, as it wants to run nothing."""
+    """Give back what this experiment may run, as it wants to run nothing.
+
+    Where that fails the share is free when the experiment is closed, or a day later.
+    """
     if words(holder.hands.site):
-        holder.pace.kept, holder.pace.full_since = {}, ""
-        where = _file(holder.hands.site)
-        holder.pace.stranded = running_shares.leave(where, holder.paths.root)
+        holder.pace.kept, holder.pace.full_since, holder.pace.stranded = {}, "", []
+        try:
+            where = _file(holder.hands.site)
+            holder.pace.stranded = running_shares.leave(where, holder.paths.root)
+        except Unavailable as error:
+            holder.actions.append(f"{error.where}: {error.what}")
 
 
 def words(site: Site) -> str:

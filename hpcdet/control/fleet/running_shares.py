@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcdet.errors import IntegrityError, Unavailable
+from hpcdet.schedulers.calls.polling import LOCK_S, lock
 from hpcdet.schedulers.common.base import Occupancy
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
@@ -97,6 +98,9 @@ def agree(
     Returns:
         How many of its tasks may run, and the folders of experiments that could go on and have no
         job that would see to it.
+
+    Raises:
+        Unavailable: the file cannot be read or written, or another process keeps it locked.
     """
     with _locked(path):
         shares = list(_others(path, mine, queue))
@@ -115,7 +119,11 @@ def agree(
 
 
 def leave(path: Path, root: Path) -> list[Path]:
-    """Give this experiment's share back; returns the others without jobs that want to run some."""
+    """Give this experiment's share back; returns the others without jobs that want to run some.
+
+    Raises:
+        Unavailable: as ``agree``.
+    """
     if not path.exists():
         return []
     with _locked(path):
@@ -131,7 +139,8 @@ def _others(path: Path, mine: RunningShare, queue: Occupancy | None) -> Iterator
     for share in _read(path):
         paths = ExperimentPaths(Path(share.root))
         fresh = share.seen > mine.seen - _OLD_S or (queue is not None and share.lives(queue))
-        there = paths.config.exists() and not paths.closed.exists()
+        # one that cannot be reached is none of this user's; its jobs count all the same
+        there = os.path.exists(paths.config) and not os.path.exists(paths.closed)
         if share.root == mine.root or (fresh and there):
             yield share
 
@@ -157,10 +166,13 @@ def split(most: int, running: Mapping[str, int], waiting: Mapping[str, int]) -> 
 
 
 def _read(path: Path) -> list[RunningShare]:
-    said = files.read_json(path)
+    try:
+        said = files.read_json(path)
+    except IntegrityError:  # damaged: experiments write it anew
+        said = None
     found: list[RunningShare] = []
     for one in said if isinstance(said, list) else []:
-        with contextlib.suppress(ValueError):  # of another version
+        with contextlib.suppress(ValueError, AttributeError):  # damaged, or of another version
             found.append(RunningShare.decode(one))
     return found
 
@@ -171,9 +183,14 @@ def _write(path: Path, shares: Collection[RunningShare]) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.FILE_MODE)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+        with lock(path.with_suffix(".lock"), LOCK_S) as mine:
+            if not mine:
+                what = f"another process has kept it locked for {LOCK_S:.0f} s"
+                hint = f"fuser {path.with_suffix('.lock')} names it, on its host; it may be stopped"
+                raise Unavailable(what, where=str(path), hint=hint)
+            yield
+    except OSError as error:
+        what = f"the shares of running jobs cannot be written: {error.strerror}"
+        hint = f"make room, or remove {path}: experiments write it anew"
+        raise Unavailable(what, where=str(path), hint=hint) from error

@@ -57,7 +57,14 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
     sure = [place for place in seen.live if place.said is None or not place.said.final]
     if len(sure) > wanted and not holder.hands.site.capabilities.nobody_submits:
         cancel_surplus(holder, sure, len(sure) - wanted)
-    room = running_limits.room(holder, seen, wanted)
+    try:
+        room = running_limits.room(holder, seen, wanted)
+    except Unavailable as error:
+        # what there is goes on as it was allowed to
+        running_limits.tell(holder, max(0, wanted - live), f"{error.where}: {error.what}")
+        later(holder, error.what)
+        holder.unmet = not holder.submits and live < wanted
+        return
     _throttle(holder, seen, wanted, room)
     if not holder.submits:
         holder.unmet = live < wanted
@@ -66,6 +73,8 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
     if not pending and live >= wanted:
         return
     if holder.hands.clock() < holder.pace.throttled_until or holder.decided.jobs.halted:
+        if room is not None and room.tasks <= live < wanted:
+            running_limits.tell(holder, wanted - live, room.why)
         return
     if live < wanted and (why := failed_submissions.why(holder, seen)):
         halt(holder, why)

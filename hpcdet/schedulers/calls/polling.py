@@ -25,6 +25,8 @@ _SLOWER = 1.5
 _MANY = 500
 _FIRST_S = 150
 _STEP_S = 0.05
+LOCK_S = 10.0
+"""Who holds the lock of a small file for longer was stopped."""
 _COST = 10
 """An answer that took t seconds is not asked for again within ten times t."""
 
@@ -118,7 +120,7 @@ class SharedQuery:
         if not self._good(answer, wanted):
             # without any answer yet there is nothing to go on with; with one, an old one will do
             wait_s = _FIRST_S if answer is None else 0
-            with _lock(folder / f"{self.name}.lock", wait_s) as mine:
+            with lock(folder / f"{self.name}.lock", wait_s) as mine:
                 answer = self._read(path)
                 if mine and not self._good(answer, wanted):
                     answer = self._ask(answer, wanted)
@@ -133,7 +135,7 @@ class SharedQuery:
         """Something was just done that changes the answer: it is good for the least time only."""
         folder = cache_folder()
         path = folder / f"{self.name}.json"
-        with _lock(folder / f"{self.name}.lock", 0) as mine:
+        with lock(folder / f"{self.name}.lock", 0) as mine:
             answer = self._read(path)
             if mine and answer is not None and not answer.error:
                 wait = max(self.min_s, answer.least_s)
@@ -176,13 +178,13 @@ class SharedQuery:
 
 
 @contextlib.contextmanager
-def _lock(path: Path, wait_s: float) -> Iterator[bool]:
-    """Be the one who asks. False if another still is at it after ``wait_s``.
+def lock(path: Path, wait_s: float) -> Iterator[bool]:
+    """Hold the lock of a file in ``cache_folder``; False if another still has it after ``wait_s``.
 
-    File systems without locks, or without room for the file, let everybody ask.
+    File systems without locks, or without room for the file, give it to everybody.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, files.FILE_MODE)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.FILE_MODE)
     except OSError:
         yield True
         return

@@ -6,12 +6,10 @@ user's cache folder, and one more is allowed while they are fewer than the limit
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections.abc import Callable
 
-from hpcdet.schedulers.calls.polling import cache_folder
+from hpcdet.schedulers.calls.polling import LOCK_S, cache_folder, lock
 from hpcdet.schedulers.common.base import Refusal, Scheduler, Submission, SubmissionRefused
 from hpcdet.store.fs import files
 
@@ -48,9 +46,9 @@ def take(per_min: float, clock: Callable[[], float] = time.time) -> float:
     """Take one submission of this minute's; returns 0, or the seconds until there is one."""
     folder, most = cache_folder(), max(1, int(per_min))
     within_s = _MINUTE_S * most / per_min  # longer than a minute for less than one in it
-    fd = os.open(folder / f"{_FILE}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.FILE_MODE)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with lock(folder / f"{_FILE}.lock", LOCK_S) as mine:
+        if not mine:
+            return 1.0
         now, said = clock(), files.read_json(folder / _FILE)
         known = said if isinstance(said, list) else []
         # of a clock that was set back later ones are none
@@ -58,6 +56,4 @@ def take(per_min: float, clock: Callable[[], float] = time.time) -> float:
         if len(last) >= most:
             return max(0.001, within_s - (now - sorted(last)[-most]))
         files.replace(folder / _FILE, files.canonical([*last, now]))
-    finally:
-        os.close(fd)
     return 0.0
