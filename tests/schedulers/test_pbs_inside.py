@@ -85,6 +85,9 @@ def test_queues_and_what_they_lead_to() -> None:
     strict = ROUTES.replace("= Route\n", "= Route\n    resources_min.nodect = 12\n")
     [prod] = [one for one in pbs_queues.partitions(attributes(strict), 4) if one.name == "prod"]
     assert prod.min_nodes == 12
+    strict = ROUTES.replace("= Route\n", "= Route\n    resources_max.nodect = 100\n")
+    [prod] = [one for one in pbs_queues.partitions(attributes(strict), 4) if one.name == "prod"]
+    assert prod.max_nodes == 100, "it takes no wider jobs, wherever they might go"
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,8 @@ def test_a_submission_says_on_the_command_line_what_wrappers_do_not_read(
         assert torque().submit(submission(tmp_path)) == answer
     script = tmp_path / "script.sh"
     assert calls(tmp_path, "qsub") == [f"qsub -r n -j oe -o /dev/null {script}"] * 2
+    fake_pbs("qsub", "echo hours left in this month:; echo 44.head; echo 1200")
+    assert torque().submit(submission(tmp_path)) == "44.head"
 
 
 @pytest.mark.parametrize(
@@ -119,6 +121,7 @@ def test_a_submission_says_on_the_command_line_what_wrappers_do_not_read(
         (says(recorded("wrapper-qsub-refused.txt"), 1), "invalid"),
         (says("sbatch: error: Unable to contact slurm controller", 1), "unavailable"),
         ("exit 0", "unavailable"),
+        ("echo 15; echo 16", "unavailable"),
     ],
 )
 def test_refusals(tmp_path: Path, fake_pbs: Fake, answer: str, kind: str) -> None:
@@ -133,9 +136,17 @@ def _named(number: int, name: str, *lines: str, owner: str = "") -> str:
     return "\n    ".join([f"Job Id: {number}.head", *head, "job_state = R"]) + "\n\n"
 
 
+def shows(*jobs: str) -> str:
+    """Lines of a ``qstat -f`` that shows all jobs, or the one that it is asked about."""
+    each = [f"{job.split()[2]}) {says(job)} ;;" for job in jobs]
+    return "\n".join(
+        ['case "$2" in', f'"") {says("".join(jobs))} ;;', *each, "*) exit 153 ;;", "esac"]
+    )
+
+
 def test_a_lost_submission_is_found_by_its_name_alone(fake_pbs: Fake) -> None:
-    mine = _named(7, "exp-1") + _named(8, "exp-2") + _named(9, "exp-1", owner="somebody")
-    fake_pbs("qstat", says(mine))
+    own = _named(7, "exp-1"), _named(8, "exp-2")
+    fake_pbs("qstat", shows(*own, _named(9, "exp-1", owner="somebody")))
     assert torque().find("exp-1", "hpcdet:exp:1-ab") == "7.head"
     assert torque().find("exp-3", "hpcdet:exp:3-ab") is None
     fake_pbs("qstat", "exit 153")  # a wrapper, where there is no job
@@ -144,21 +155,32 @@ def test_a_lost_submission_is_found_by_its_name_alone(fake_pbs: Fake) -> None:
 
 def test_the_tag_decides_where_variables_are_shown(fake_pbs: Fake) -> None:
     other, own = (f"Variable_List = A=1,HPCDET_TAG=hpcdet:exp:1-{end}" for end in ("zz", "ab"))
-    fake_pbs("qstat", says(_named(7, "exp-1", other)))
+    fake_pbs("qstat", shows(_named(7, "exp-1", other)))
     assert torque().find("exp-1", "hpcdet:exp:1-ab") is None
-    fake_pbs("qstat", says(_named(7, "exp-1", other) + _named(8, "exp-1", own)))
+    by_hand = _named(6, "exp-1", "Variable_List = A=1")
+    fake_pbs("qstat", shows(by_hand, _named(7, "exp-1", other), _named(8, "exp-1", own)))
     assert torque().find("exp-1", "hpcdet:exp:1-ab") == "8.head"
 
 
 def test_of_two_jobs_that_may_be_meant_none_is_taken(fake_pbs: Fake) -> None:
-    fake_pbs("qstat", says(_named(7, "exp-1") + _named(8, "exp-1")))
+    fake_pbs("qstat", shows(_named(7, "exp-1"), _named(8, "exp-1")))
     with pytest.raises(Unavailable, match=r"7\.head, 8\.head have the name exp-1") as caught:
         torque().find("exp-1", "hpcdet:exp:1-ab")
     assert "qdel" in str(caught.value.hint)
 
 
+def test_variables_of_somebody_elses_job_are_no_jobs(fake_pbs: Fake) -> None:
+    """``qsub -v`` takes line breaks, and ``qstat`` prints them."""
+    forged = _named(66, "exp-1") + _named(7, "other") + _named(9, "exp-1")
+    theirs = _named(9, "a", f"Variable_List = A=1\n\n{forged}", owner="mallory")
+    fake_pbs("qstat", shows(theirs))
+    assert torque().find("exp-1", "hpcdet:exp:1-ab") is None
+    fake_pbs("qstat", shows(theirs, _named(7, "exp-1")))
+    assert torque().find("exp-1", "hpcdet:exp:1-ab") == "7.head"
+
+
 def test_a_name_begins_with_a_letter(fake_pbs: Fake) -> None:
-    fake_pbs("qstat", says(_named(7, "x4d-1")))
+    fake_pbs("qstat", shows(_named(7, "x4d-1")))
     assert torque().find("4d-1", "hpcdet:4d:1-ab") == "7.head"
 
 
@@ -169,12 +191,13 @@ def test_a_name_begins_with_a_letter(fake_pbs: Fake) -> None:
         (says("", 168, "qdel: Request invalid for state of job MSG=invalid state for job"), False),
         ("exit 1", False),  # a wrapper says nothing of a job that has ended
         (says("", 255, "Cannot connect to default server host 'head'"), True),
+        ("kill -9 $$", True),
     ],
 )
 def test_deleting(tmp_path: Path, fake_pbs: Fake, answer: str, fails: bool) -> None:
     fake_pbs("qdel", answer)
     if fails:
-        with pytest.raises(Unavailable, match="Cannot connect"):
+        with pytest.raises(Unavailable, match=r"Cannot connect|exit code -9"):
             torque().cancel("7.head")
     else:
         torque().cancel("7.head", 0)
@@ -234,6 +257,10 @@ def test_what_a_site_leaves_open_is_asked_of_the_queue(fake_pbs: Fake) -> None:
     found, _ = torque_facts.resolved(site, "batch")
     assert (found.limits.max_submit, found.limits.kill_wait_s) == (20, 30.0)
     assert "kill_delay=30 of batch" in found.origins["limits.kill_wait_s"]
+    route = "Queue: in\n    queue_type = Route\n    route_destinations = batch\n\n"
+    fake_pbs("qstat", says(route + recorded("documented-qstat-Qf.txt")))
+    found, _ = torque_facts.resolved(site, "in", fresh=True)
+    assert found.limits.kill_wait_s == 30.0
 
 
 # inside a job

@@ -96,8 +96,5 @@ def _answers(known: Attributes, site: Site, pool: str | None) -> Iterable[Answer
     ]
     if queued:
         found["limits.max_submit"] = min(queued)
-    delays = [one.get("kill_delay", "") for one in behind]
-    waits = min(float(delay) if delay.isdecimal() else _KILL_DELAY_S for delay in delays)
-    said = f"kill_delay={', '.join(delay or 'unset' for delay in delays)}"
-    found["limits.kill_wait_s"] = (waits, f"{said} of {queue or 'a queue'}")
+    found["limits.kill_wait_s"] = pbs_queues.kill_wait(queue, known, _KILL_DELAY_S)
     return found.items()

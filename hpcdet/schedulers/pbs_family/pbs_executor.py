@@ -73,10 +73,13 @@ class PbsExecutor(core.Executor):
         if done.returncode != 0:
             raise PbsRefused(done.returncode, done.stderr.strip() or done.stdout)
         lines = done.stdout.splitlines()
-        found = [job for line in lines if (job := pbs_ids.parse(line, bare=self.bare))]
-        if not found:
-            raise utils.FailedSubmissionError(f"qsub printed no job id: {done.stdout!r}")
-        job = found[-1]
+        found = {job for line in lines if (job := pbs_ids.parse(line, bare=self.bare))}
+        # a number alone may be something else, where an id with its server is there
+        named = {job for job in found if "." in job} or found
+        if len(named) != 1:
+            what = "several job ids" if named else "no job id"
+            raise utils.FailedSubmissionError(f"qsub printed {what}: {done.stdout!r}")
+        [job] = named
         return [
             self.job_class(self.folder, pbs_ids.task_id(job, index))
             for index in range(len(delayed_submissions))

@@ -17,8 +17,8 @@ Attributes = Mapping[str, Mapping[str, str]]
 
 def attributes(server: str, queues: str) -> dict[str, dict[str, str]]:
     """Attributes that ``qstat -Bf`` and ``qstat -Qf`` print."""
-    found = pbs_text.sections(queues, "Queue")
-    return {**found, "": next(iter(pbs_text.sections(server, "Server").values()), {})}
+    found, servers = dict(pbs_text.sections(queues, "Queue")), pbs_text.sections(server, "Server")
+    return {**found, "": servers[0][1] if servers else {}}
 
 
 _NAMES = frozenset({"host", "vnode", "arch"})
@@ -60,11 +60,11 @@ def partitions(known: Attributes, nodes: int) -> list[PartitionInfo]:
     return [
         PartitionInfo(
             name=name,
-            max_walltime_s=_longest(name, known),
+            max_walltime_s=_most(name, "walltime", known),
             nodes=nodes,
             up=queue.get("enabled") == queue.get("started") == "True",
             default=name == default,
-            max_nodes=_widest(name, known),
+            max_nodes=_most(name, "nodect", known),
             min_nodes=int(_least(name, "nodect", known) or 1),
             min_walltime_s=int(_least(name, "walltime", known)) or None,
         )
@@ -82,14 +82,29 @@ def behind(name: str, known: Attributes) -> list[Mapping[str, str]]:
     return [queue]
 
 
-def _longest(name: str, known: Attributes) -> int | None:
-    """The longest walltime in a queue, or in the widest of those it leads to."""
-    own = pbs_text.seconds(known.get(name, {}).get("resources_max.walltime", ""))
-    server = pbs_text.seconds(known.get("", {}).get("resources_max.walltime", ""))
-    texts = [one.get("resources_max.walltime", "") for one in behind(name, known)]
-    limits = [limit for text in texts if (limit := pbs_text.seconds(text)) is not None]
-    theirs = max(limits) if limits and len(limits) == len(texts) else None
-    found = [limit for limit in (own, server, theirs) if limit is not None]
+def kill_wait(name: str, known: Attributes, unset_s: float) -> tuple[float, str]:
+    """The seconds between TERM and KILL in a queue, the least of those it leads to; and its words.
+
+    Args:
+        unset_s: where a queue says nothing.
+    """
+    delays = [one.get("kill_delay", "") for one in behind(name, known)] or [""]
+    waits = min(float(delay) if delay.isdecimal() else unset_s for delay in delays)
+    said = ", ".join(delay or "unset" for delay in delays)
+    return waits, f"kill_delay={said} of {name or 'a queue'}"
+
+
+def _most(name: str, resource: str, known: Attributes) -> int | None:
+    """The most of a resource in a queue, or in the widest of those it leads to."""
+
+    def most(queue: Mapping[str, str]) -> float | None:
+        return pbs_text.seconds(queue.get(f"resources_max.{resource}", ""))
+
+    theirs = [most(one) for one in behind(name, known)]
+    limits = [most(known.get(name, {})), most(known.get("", {}))]
+    if theirs and None not in theirs:
+        limits.append(max(limit for limit in theirs if limit is not None))
+    found = [limit for limit in limits if limit is not None]
     return int(min(found)) if found else None
 
 
@@ -100,12 +115,6 @@ def _least(name: str, resource: str, known: Attributes) -> float:
         return pbs_text.seconds(queue.get(f"resources_min.{resource}", "")) or 0.0
 
     return max(least(known.get(name, {})), min(map(least, behind(name, known)), default=0.0))
-
-
-def _widest(name: str, known: Attributes) -> int | None:
-    texts = [one.get("resources_max.nodect", "") for one in behind(name, known)]
-    limits = [int(text) for text in texts if text.isdecimal()]
-    return max(limits) if limits and len(limits) == len(texts) else None
 
 
 def groups(known: Attributes, shown: list[ShownNode]) -> list[NodeGroup]:

@@ -97,21 +97,25 @@ def jobs(text: str) -> list[PbsRow] | None:
 
 def jobs_of_text(text: str) -> list[PbsRow]:
     """The rows of ``qstat -f`` without ``-F json``; what is not understood is left out."""
-    rows = (row(job, values) for job, values in sections(text, "Job Id").items())
+    rows = (row(job, values) for job, values in sections(text, "Job Id"))
     return [each for each in rows if each is not None]
 
 
-def sections(text: str, kind: str) -> dict[str, dict[str, str]]:
-    """The attributes of each ``Job Id: 12.vm``, ``Queue: workq`` or ``Server: vm``, by its name."""
-    found: dict[str, dict[str, str]] = {}
+def sections(text: str, kind: str) -> list[tuple[str, dict[str, str]]]:
+    """The name and the attributes of each ``Job Id: 12.vm``, ``Queue: workq`` or ``Server: vm``.
+
+    A job's variables may have lines that look like other jobs: those come behind it.
+    """
+    found = []
     for part in re.split(rf"^{kind}: *", text, flags=re.MULTILINE)[1:]:
         title, _, body = part.partition("\n")
-        values = found.setdefault(title.strip(), {})
+        values: dict[str, str] = {}
         # a line that begins with a tab goes on with the one before it
         for line in body.replace("\n\t", "").splitlines():
             name, mark, value = line.partition(" = ")
             if mark and line.startswith("    "):
                 values.setdefault(name.strip(), value)
+        found.append((title.strip(), values))
     return found
 
 

@@ -56,9 +56,10 @@ class TorqueScheduler:
         Raises:
             Unavailable: no answer, or several jobs that may be meant.
         """
-        wanted, user = torque_names.of_job(name), getpass.getuser()
-        named = [each for each in torque_query.every() if (each.name, each.owner) == (wanted, user)]
-        found = [each.row.id for each in named if each.row.tag in ("", tag)]
+        wanted = torque_names.of_job(name)
+        named = torque_query.named(wanted, getpass.getuser())
+        tagged = [row for row in named if row.tag == tag]
+        found = [row.id for row in tagged or named if row.tag in ("", tag)]
         if len(found) > 1:
             raise Unavailable(
                 f"{', '.join(found)} have the name {wanted}: which of them it is cannot be told",
@@ -165,6 +166,8 @@ class TorqueScheduler:
 
 def _over(done: subprocess.CompletedProcess[str]) -> bool:
     """True if a command failed as the job has ended. A wrapper prints no reason then."""
+    if done.returncode < 0:
+        return False  # a signal has ended it
     said = f"{done.stderr}{done.stdout}".strip()
     return done.returncode in OVER or not said or _ENDED.search(said) is not None
 

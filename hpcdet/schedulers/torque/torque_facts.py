@@ -85,6 +85,4 @@ def _answers(known: pbs_queues.Attributes, site: Site, pool: str | None) -> Iter
     most = queue.get("max_user_queuable", "")
     if most.isdecimal():
         yield "limits.max_submit", (int(most), f"max_user_queuable={most} of {name}")
-    delay = queue.get("kill_delay", "")
-    waits = float(delay) if delay.isdecimal() else _KILL_DELAY_S
-    yield "limits.kill_wait_s", (waits, f"kill_delay={delay or 'unset'} of {name or 'a queue'}")
+    yield "limits.kill_wait_s", pbs_queues.kill_wait(name, known, _KILL_DELAY_S)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hpcdet.schedulers.pbs_family import pbs_commands
 from hpcdet.schedulers.pbs_family.pbs_commands import UNKNOWN
+from hpcdet.schedulers.pbs_family.pbs_text import PbsRow
 from hpcdet.schedulers.torque import torque_text
 from hpcdet.schedulers.torque.torque_text import NamedRow, TorqueNode
 
@@ -23,6 +24,22 @@ def rows(jobs: Sequence[str]) -> list[NamedRow]:
     for first in range(0, len(jobs), _AT_ONCE):
         found += _asked(jobs[first : first + _AT_ONCE])
     return found
+
+
+def named(name: str, owner: str) -> list[PbsRow]:
+    """Jobs of a user that have a name.
+
+    Each is asked about alone: in the list variables of others may have lines that look like it.
+
+    Raises:
+        Unavailable: the server does not answer.
+    """
+
+    def of_them(found: list[NamedRow]) -> list[str]:
+        return [each.row.id for each in found if (each.name, each.owner) == (name, owner)]
+
+    shown = ((job, _asked([job])) for job in dict.fromkeys(of_them(every())))
+    return [told[0].row for job, told in shown if job in of_them(told[:1])]
 
 
 def every() -> list[NamedRow]:

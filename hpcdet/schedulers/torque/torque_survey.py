@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hpcdet.schedulers.common.survey import ClusterSurvey, QueueSurvey
-from hpcdet.schedulers.pbs_family import pbs_queues, pbs_text
+from hpcdet.schedulers.pbs_family import pbs_queues
 from hpcdet.schedulers.pbs_family.pbs_queues import Attributes
 from hpcdet.schedulers.torque import torque_query
 from hpcdet.schedulers.torque.torque_text import TorqueNode
@@ -25,7 +25,7 @@ def surveyed(server: str, known: Attributes, nodes: list[TorqueNode]) -> Cluster
             name=queue.name,
             default=queue.default,
             nodes=queue.nodes,
-            min_nodes=int(_number(known, queue.name, "resources_min.nodect") or 1),
+            min_nodes=queue.min_nodes,
             max_nodes=queue.max_nodes,
             max_walltime_s=queue.max_walltime_s,
             cpus_per_node=min((node.cpus for node in nodes), default=None),
@@ -38,7 +38,3 @@ def surveyed(server: str, known: Attributes, nodes: list[TorqueNode]) -> Cluster
     )
     rule = {"torque": "server_name", "match": f"^{re.escape(name)}(\\.|$)"}
     return ClusterSurvey(name, "Torque", "generic-torque", rule, queues)
-
-
-def _number(known: Attributes, queue: str, key: str) -> float | None:
-    return pbs_text.seconds(known[queue].get(key, ""))

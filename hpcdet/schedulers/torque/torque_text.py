@@ -37,7 +37,7 @@ class NamedRow:
 def jobs(text: str) -> list[NamedRow]:
     """The jobs of ``qstat -f``; what is not understood is left out."""
     found = []
-    for job, values in pbs_text.sections(_plain(text), "Job Id").items():
+    for job, values in pbs_text.sections(_plain(text), "Job Id"):
         row = pbs_text.row(job, _as_pbs(values))
         if row is not None:
             owner = values.get("Job_Owner", "").partition("@")[0]
@@ -61,7 +61,7 @@ def queues(text: str) -> dict[str, dict[str, str]]:
     """The attributes of each queue of ``qstat -Q -f``, by its name."""
     return {
         name: {key: _WORDS.get(value, value) for key, value in values.items()}
-        for name, values in pbs_text.sections(_plain(text), "Queue").items()
+        for name, values in pbs_text.sections(_plain(text), "Queue")
     }
 
 
