@@ -29,7 +29,8 @@ _TIMES = 10
 
 def main(argv: list[str]) -> int:
     """Run one rank; 0 if every part ended."""
-    folder, backend = Path(argv[0]), argv[1]
+    folder, backend = Path(), argv[1]
+    os.chdir(argv[0])  # nothing is made in a folder that was removed meanwhile, nor it itself
     launcher_watch.end_with_it()
     os.umask(0o077)
     ranks = Ranks.from_environment()

@@ -113,7 +113,10 @@ def run(
     """
     paths = ExperimentPaths(place)
     name = place.name.lstrip(".")
-    intent = Intent(1, f"{name}-1", f"hpcdet:{name}:1", tasks=1, throttle=1, term=0)
+    most = site.limits.name_max or len(f"{name}-1")
+    intent = Intent(
+        1, f"{name}-1"[-most:].lstrip("-_"), f"hpcdet:{name}:1", tasks=1, throttle=1, term=0
+    )
     command = ["hpcdet.jobs.one_shot_job", str(place), *argv]
     made = command_job.build(paths, intent, experiment, site, command, policy)
     scheduler = open_scheduler(site)
@@ -200,14 +203,13 @@ def _text(path: Path) -> str:
 def main(argv: list[str]) -> int:
     """Run the command and leave the answer; what the template adds to it is left out."""
     [folder, *command] = command_job.arguments(argv)
-    place = Path(folder)
-    wanted = command_job.environment(ExperimentPaths(place))
+    wanted = command_job.environment(ExperimentPaths(Path(folder)))
+    os.chdir(folder)  # one that is removed meanwhile is not made again
     # the script ignores these for its worker; of these two, one shall end this
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with open(place / "output", "wb") as output:
+    with open("output", "wb") as output:
         done = subprocess.run(
             command,
-            cwd=place,
             env=launch.with_variables(os.environ, wanted),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -215,7 +217,7 @@ def main(argv: list[str]) -> int:
             check=False,
         )
     CommandResult(done.returncode, socket.gethostname(), files.now()).write_once(
-        place / "answer.json"
+        Path("answer.json")
     )
     return 0
 

@@ -237,6 +237,45 @@ def test_a_job_says_what_it_is_at(cli: Cli) -> None:
     assert {item["what"] for item in between} == {"not looked at: the job has one node"}
 
 
+@pytest.mark.parametrize("stage", ["looking at torch", "looking at creation"])
+def test_a_canceled_job_leaves_nothing_behind(tmp_path: Path, stage: str) -> None:
+    """Its folder is removed under it, or TERM comes while it tries the file system."""
+    root, place = tmp_path / "root", tmp_path / "root" / "place"
+    files.make_folder(place)
+    (place / "seen").write_text("7")
+    (place / "site.yaml").write_bytes(load_site.dump(experiments.local_site()))
+    slow = "storage_checks._rename = lambda *_: time.sleep(600)"
+    code = f"""\
+import sys, time
+from hpcdet.jobs.diagnosis import machine_checks, storage_checks
+{slow if stage == "looking at creation" else ""}
+sys.exit(machine_checks.main(sys.argv[1:]))
+"""
+    with subprocess.Popen([sys.executable, "-Pc", code, str(place), "7"]) as checks:
+        experiments.until(lambda: (place / "stage").exists() and _stage(place) == stage)
+        if stage == "looking at creation":
+            experiments.until(lambda: list(root.glob(".hpcdet-doctor-*/once")))
+            checks.terminate()
+        shutil.rmtree(place)
+    assert checks.returncode != 0
+    assert list(root.iterdir()) == []
+
+
+def _stage(place: Path) -> str:
+    return (place / "stage").read_text()
+
+
+def test_a_rank_does_not_make_its_folder_again(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    own = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    argv = [sys.executable, "-Pm", "hpcdet.rank_check", str(place), "auto"]
+    with subprocess.Popen(argv, env={**os.environ, **own}, stderr=subprocess.DEVNULL) as rank:
+        experiments.until(lambda: (place / "between" / "asked-0").exists())
+        shutil.rmtree(place.rename(tmp_path / "away"))
+    assert rank.returncode != 0 and not place.exists()
+
+
 @pytest.mark.slurm
 @pytest.mark.xdist_group("slurm")
 def test_a_doctor_looks_at_two_nodes_of_slurm(lab: Lab) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -46,6 +47,35 @@ def test_a_command_runs_in_a_job_and_leaves_nothing_behind(state: Path, tmp_path
     assert (answer.code, said) == (3, "good\nbad\n")
     assert not root.exists()
     x.until(lambda: everything_ended(state))
+
+
+def test_a_folder_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    wanted = {"environment": dataclasses.asdict(Environment())}
+    (place / "environment.yaml").write_bytes(resolved_config.dump(wanted))
+    argv = [sys.executable, "-Pm", "hpcdet.jobs.one_shot_job"]
+    subprocess.run(
+        [*argv, str(place), "rm", "-r", str(place)], stderr=subprocess.DEVNULL, check=False
+    )
+    assert not place.exists()
+
+
+def test_a_job_has_a_name_that_the_scheduler_takes(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: list[str] = []
+    real = LocalScheduler.submit
+
+    def submit(self: LocalScheduler, submission: Submission) -> str:
+        named.append(submission.name)
+        return real(self, submission)
+
+    monkeypatch.setattr(LocalScheduler, "submit", submit)
+    with one_shot_job.folder(tmp_path / "root") as place:
+        site = x.local_site(limits={"name_max": 15})
+        one_shot_job.run(place, site, Resolved(), ["true"], 120)
+    assert named == [f"rand-{place.name[-8:]}-1"]
 
 
 @pytest.mark.parametrize(("seen", "kept"), [("0", "cuda"), ("", "cpu")])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -206,6 +207,9 @@ def main(argv: list[str]) -> int:
         what = "it reads what was written elsewhere" if ok else "it reads an old file"
         yield SiteFinding("ok" if ok else "error", what, check="visibility")
 
+    # what is half done is removed when the job is canceled, and the folder is not made again
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    os.chdir(place)
     site = from_resolved(ExperimentPaths(place).site)
     apart = folders.scratch(site, place.parent)
     looks: list[tuple[str, Callable[[], Iterator[SiteFinding]]]] = [
@@ -213,14 +217,14 @@ def main(argv: list[str]) -> int:
         ("visibility", seen),
         ("launcher", lambda: launcher(site, partition)),
         ("collectives", lambda: rank_steps.findings(site, partition, place)),
-        ("torch", lambda: imports(place)),
+        ("torch", lambda: imports(Path())),
         ("creation", lambda: storage_checks.findings(place.parent)),
     ]
     if apart:
         looks.append(("creation", lambda: storage_checks.findings(apart)))
     found: list[SiteFinding] = []
     for check, look in looks:
-        files.replace(place / one_shot_job.STAGE, f"looking at {check}".encode())
+        files.replace(Path(one_shot_job.STAGE), f"looking at {check}".encode())
         found += guarded(check, look)
     print(json.dumps([asdict(finding) for finding in found]))
     return 0
