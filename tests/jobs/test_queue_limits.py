@@ -11,6 +11,9 @@ import pytest
 
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import queue_limits, site_checks, site_lint
+from hpcdet.jobs.diagnosis import node_checks, scheduler_checks
+from hpcdet.schedulers.common.base import PartitionInfo
+from hpcdet.schedulers.slurm.slurm import SlurmScheduler
 from hpcdet.site import Site
 from hpcdet.site_files import load_site as sites
 from hpcdet.store.config.placement import Resources
@@ -180,6 +183,32 @@ def test_several_partitions_are_one_option_and_the_widest_decides() -> None:
     # six nodes fit into one of them, and three hours into the other
     with pytest.raises(ConfigError, match="3 h is over the limit of short"):
         queue_limits.refuse_beyond_all(replace(fits, walltime_s=3 * HOUR), there)
+
+
+def test_a_list_of_the_schedulers_partitions_takes_what_one_of_them_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = sites.load("generic-slurm").plain()
+    there = Site.model_validate({**plain, "default_partition": "long,wide"})
+    known = [PartitionInfo("long", 24 * HOUR, 4, True), PartitionInfo("wide", HOUR, 100, False)]
+    monkeypatch.setattr(SlurmScheduler, "partitions", lambda self: known)
+
+    def refuse(count: int, walltime_s: int) -> list[str]:
+        return site_checks.refuse_impossible(
+            Resolved(resources=nodes(count, walltime_s=walltime_s)), there
+        )
+
+    assert refuse(50, HOUR) == refuse(4, 24 * HOUR) == [], "one of them is up"
+    with pytest.raises(ConfigError, match="over the limit of partition long"):
+        refuse(2, 25 * HOUR)
+    with pytest.raises(ConfigError, match="partition long gives a job at most 4"):
+        refuse(50, 2 * HOUR)
+    known[0] = PartitionInfo("long", 24 * HOUR, 1, False)
+    assert refuse(1, HOUR) == ["partition long, wide is down: jobs wait there until it is up"]
+    assert node_checks.nodes_of(there, None) == 2
+    monkeypatch.setattr(SlurmScheduler, "_config", {"MaxArraySize": "5"})
+    said = {one.what for one in scheduler_checks.findings(there) if one.check == "partition"}
+    assert said == {"partition long is down", "partition wide is down"}
 
 
 def test_partitions_with_different_options_are_not_named_together() -> None:

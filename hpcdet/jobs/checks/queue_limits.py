@@ -7,6 +7,8 @@ keep it waiting for ever.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.create.create import slug
@@ -19,6 +21,7 @@ from hpcdet.units import duration
 
 _AROUND_NAME = len("-7f3a") + len("-9999") + len("-sentinel")
 """Characters of a job's name beside that of its experiment, at most."""
+_Place = TypeVar("_Place")
 
 
 def refuse_beyond(need: Resources, view: PartitionView) -> None:
@@ -65,15 +68,19 @@ def refuse_beyond(need: Resources, view: PartitionView) -> None:
 
 def refuse_beyond_all(need: Resources, site: Site) -> None:
     """Refuse a job that fits into none of its partitions. Raises as ``refuse_beyond``."""
-    beyond: list[ConfigError] = []
     names = (need.resource_pool or "").split(",")
-    for name in names:
+    one_of(names, lambda name: refuse_beyond(need, site.view(name or None)))
+
+
+def one_of(places: Iterable[_Place], refuse: Callable[[_Place], None]) -> None:
+    """Refuse what is refused at each place. Raises the first one's ConfigError."""
+    beyond: list[ConfigError] = []
+    for place in places:
         try:
-            refuse_beyond(need, site.view(name or None))
+            return refuse(place)
         except ConfigError as error:
             beyond.append(error)
-    if len(beyond) == len(names):
-        raise beyond[0]
+    raise beyond[0]
 
 
 def refuse_pool(pool: str | None, site: Site) -> None:

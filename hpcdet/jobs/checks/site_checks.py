@@ -97,18 +97,21 @@ def refuse_impossible(
     view = site.view(experiment.resources.resource_pool)
     opening.of(site).script.check(experiment.user_options(site.scheduler))
     said: list[str] = []
-    partition = None
+    chosen: list[PartitionInfo] = []
     try:
-        partition = _partition(site, view)
+        chosen = _partitions(site, view)
         _refuse_nowhere(experiment, site, view, required)
     except Unavailable as error:
         if submits:
             hint = error.hint or "try again later; --site local runs it on this machine"
             raise Unavailable(error.what, where=f"site {site.name}", hint=hint) from error
         said.append(f"the scheduler does not answer: {error.what}")
-    if partition is not None and not partition.up:
-        said.append(f"partition {partition.name} is down: jobs wait there until it is up")
-    _refuse_too_much(experiment.resources, experiment.lanes, view, partition)
+    if chosen and not any(partition.up for partition in chosen):
+        names = ", ".join(partition.name for partition in chosen)
+        said.append(f"partition {names} is down: jobs wait there until it is up")
+    # of several, the scheduler takes the first that fits
+    need, lanes = experiment.resources, experiment.lanes
+    queue_limits.one_of(chosen or [None], lambda one: _refuse_too_much(need, lanes, view, one))
     queue_limits.refuse_beyond_all(experiment.resources, site)
     return said
 
@@ -127,15 +130,15 @@ def partitions(site: Site) -> list[PartitionInfo]:
     return scheduler.partitions() if isinstance(scheduler, Queues) else []
 
 
-def _partition(site: Site, view: PartitionView) -> PartitionInfo | None:
-    """The partition as the scheduler knows it; None: it has no default one, or no scheduler."""
+def _partitions(site: Site, view: PartitionView) -> list[PartitionInfo]:
+    """The partitions of a job as the scheduler knows them; []: no default one, or no scheduler."""
     open_scheduler(site)  # refuses a site without a backend
     name = view.directives.get("partition")
     there = {info.name: info for info in partitions(site)}
     if name is None:
         name = next((info.name for info in there.values() if info.default), None)
     if not there or name is None:
-        return None
+        return []
     chosen = str(name).split(",")
     if unknown := [part for part in chosen if part not in there]:
         raise ConfigError(
@@ -147,8 +150,7 @@ def _partition(site: Site, view: PartitionView) -> PartitionInfo | None:
         if there[part].suspends:
             what = f"partition {part} {SUSPENDS}"
             raise ConfigError(what, where="resources.resource_pool", hint=CHOOSE_ANOTHER)
-    # of several, the scheduler takes the first that fits; the widest decides what can run
-    return max((there[part] for part in chosen), key=lambda info: info.max_walltime_s or math.inf)
+    return [there[part] for part in chosen]
 
 
 def _refuse_nowhere(

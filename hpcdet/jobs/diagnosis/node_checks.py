@@ -33,10 +33,10 @@ def nodes_of(site: Site, partition: str | None, wanted: int = 2) -> int:
     view = site.view(partition)
     if not opening.of(site).cluster:
         return 1
-    name = view.directives.get("partition")
+    names = str(view.directives.get("partition") or "").split(",")
     there = site_checks.partitions(site)
-    infos = [info for info in there if (info.name == name if name else info.default)]
-    most = min([info.widest for info in infos] + [view.bounds.max_nodes or wanted, wanted])
+    widths = [one.widest for one in there if one.name in names or (names == [""] and one.default)]
+    most = min(max(widths, default=wanted), view.bounds.max_nodes or wanted, wanted)
     return max(int(most), view.bounds.min_nodes or 1)
 
 

@@ -40,8 +40,9 @@ def findings(site: Site) -> Iterator[SiteFinding]:
     else:
         yield skipped("history", _NO_CLUSTER)
         yield skipped("limits", _NO_CLUSTER)
-    named = {site.view(name).directives.get("partition") for name in (None, *site.partitions)}
-    for name in sorted(str(name) for name in named if name is not None and there):
+    named = (site.view(name).directives.get("partition") for name in (None, *site.partitions))
+    names = {one for name in named if name is not None for one in str(name).split(",")}
+    for name in sorted(names if there else ()):
         yield _partition(name, there)
 
 
