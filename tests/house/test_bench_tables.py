@@ -14,7 +14,7 @@ sys.path.insert(0, str(TOP / "benchmarks"))
 
 import bench_search  # type: ignore[import-not-found]
 
-from benchmarks.search import tabled, tables
+from benchmarks.search import learners, tabled, tables
 from benchmarks.search.rules import Ladder
 from hpcdet.search.halving.halving import NEWEST
 
@@ -49,7 +49,7 @@ def test_a_table_says_on_its_rows_what_training_has_shown() -> None:
 def test_benchmarks_measure_searches_of_the_newest_version() -> None:
     ladder = Ladder(27, 3, 4, rung_count=4)
     for name in (tabled.WITH, tabled.WITHOUT, "hpcdet bohb", "hpcdet adaptive_asha"):
-        assert tabled.METHODS[name](ladder, tables.LINEAR, 0).version == NEWEST
+        assert tabled.METHODS[name](ladder, learners.LINEAR, 0).version == NEWEST
 
 
 def test_its_methods_are_compared_and_the_rows_are_those_of_every_benchmark(
