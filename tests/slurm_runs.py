@@ -293,13 +293,13 @@ def undisturbed(batches: int, trial: int = 1) -> str:
 
 
 @contextlib.contextmanager
-def urgent(cluster: SlurmCluster, nodes: list[str]) -> Iterator[None]:
-    """A job of the urgent partition that takes whole nodes, as long as the context lasts."""
+def urgent(cluster: SlurmCluster, nodes: list[str]) -> Iterator[str]:
+    """The id of a job of the urgent partition that takes whole nodes while the context lasts."""
     job = cluster.check(
         *("sbatch", "--parsable", "-p", "urgent", "--exclusive", "-o", "/dev/null", "-D", "/"),
         *("-w", ",".join(nodes), "-N", str(len(nodes)), "--wrap", "sleep 3600"),
     ).strip()
     try:
-        yield
+        yield job
     finally:
         cluster.call("scancel", job)

@@ -11,6 +11,7 @@ from hpcdet.store.cost.spending import Spending
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, End, Reason, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
+from hpcdet.worker.allocation import regrowth
 from hpcdet.worker.allocation.governed_node import GovernedNode
 from hpcdet.worker.allocation.notice import Notices
 from hpcdet.worker.allocation.time_left import Remaining
@@ -54,6 +55,16 @@ class Departure:
     def notice(self) -> str:
         """The notice that the allocation ends: a signal, or an attempt's reason; "" if none."""
         return self._notices.heard() or self._told_by
+
+    def resize(self) -> None:
+        """Leave for more nodes, unless there is another reason."""
+        self.why = self.why or regrowth.WHY
+
+    @property
+    def asks(self) -> str:
+        """Why trials have to leave now, of the allocation's end or of the worker's own; or ""."""
+        last = "walltime" if self._remaining.is_last else ""
+        return self.notice or last or (self.why if self.why == regrowth.WHY else "")
 
     def look(self, spending: Spending, *, idle: bool) -> None:
         """Look for a reason. ``idle``: no trial runs here."""

@@ -19,6 +19,7 @@ from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import journal
 from hpcdet.store.trials import staged_data
 from hpcdet.worker.allocation.notice import Notices
+from hpcdet.worker.allocation.regrowth import Regrowth
 from hpcdet.worker.claims import claims
 from hpcdet.worker.departure import LOOK_S
 from hpcdet.worker.supervisor import Worker
@@ -51,14 +52,18 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
     me = claims.take_place(paths, submission, index, allocation, left_s)
     if me is None:
         return 0
-    need = experiment.resources.granted(len(allocation.nodes))
+    most = experiment.resources
+    need = most.granted(len(allocation.nodes))
     experiment = dataclasses.replace(experiment, resources=need)
     pool = experiment.resources.resource_pool
     with insist(lambda: journal.Writer(me.journal), left_s) as log:
         crank = WorkerCrank(paths, site, log, notices)
         try:
             notices.listen(allocation, site, pool, me.root / "heard")
-            worker = Worker(paths, experiment, site, allocation, notices, me, log, crank, held)
+            regrowth = Regrowth.of(most, paths, me, allocation, site, notices.wake)
+            worker = Worker(
+                paths, experiment, site, allocation, notices, me, log, crank, held, regrowth
+            )
             return worker.work()
         finally:
             crank.close()

@@ -27,10 +27,11 @@ from hpcdet.store.folder.records import End, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files, journal
 from hpcdet.worker import again, avoided_host
-from hpcdet.worker.allocation import time_left
+from hpcdet.worker.allocation import regrowth, time_left
 from hpcdet.worker.allocation.fitting import Fitting
 from hpcdet.worker.allocation.governed_node import GovernedNode
 from hpcdet.worker.allocation.notice import Notices
+from hpcdet.worker.allocation.regrowth import Regrowth
 from hpcdet.worker.allocation.time_left import Remaining
 from hpcdet.worker.attempts import close_attempt, drain_staging, evidence
 from hpcdet.worker.attempts.cancels import EVERY_S, Cancels
@@ -60,6 +61,7 @@ class Worker:
     log: journal.Writer
     crank: WorkerCrank
     held: Held | None = None
+    regrowth: Regrowth | None = None
     _busy: list[Lane] = field(default_factory=list)
     _noted: bool = False
 
@@ -134,6 +136,8 @@ class Worker:
     def _end(self, why: str) -> WorkerEnd:
         """Return the record of why this worker ends and whether its task is requeued."""
         inside = opening.of(self.site).inside
+        if why == regrowth.WHY and self.notices.heard():
+            why = "signal"  # the scheduler may start this task again by itself
         if why == "signal" and self.site.capabilities.rerun == "server":
             returns = inside.returns(self.allocation)
             return WorkerEnd(why, self.me.name, files.now(), returns=returns)
@@ -291,13 +295,20 @@ class Worker:
                 yield end, lane.is_used_up
 
     def _tell(self) -> None:
-        """End canceled trials; have all others save and leave when the allocation ends."""
+        """End canceled trials; have all others save and leave when the allocation ends.
+
+        Those that have fewer nodes than they may have also leave once the others are free.
+        """
         for lane in self._busy:
             if lane.at_work and self.cancels.has(lane.attempt.trial):
                 lane.end()
-        notice = self.leaving.notice
-        if not notice and self.remaining.is_last:
-            notice = "walltime"
+            elif (
+                lane.at_work
+                and self.regrowth
+                and self.regrowth.is_time(self.paths.trial(lane.attempt.trial))
+            ):
+                self.leaving.resize()
+        notice = self.leaving.asks
         told = [lane.tell() for lane in self._busy if notice]
         if any(told):
             self._note_notice(notice)
@@ -319,7 +330,8 @@ class Worker:
         time_up = lane.is_used_up or self.remaining.left_s < self.remaining.lead_s + early
         stands = close_attempt.spoke(lane) or inside.stands(self.allocation)
         reclaims = self.site.view(self.experiment.resources.resource_pool).bounds.preemptible
-        then = Circumstances(noticed, time_up, oom, stands, inside.says, reclaims)
+        resized = self.leaving.why == regrowth.WHY
+        then = Circumstances(noticed, time_up, oom, stands, inside.says, reclaims, resized)
         drain_staging.drain(
             self.paths, self.experiment, self.site, attempt, self.leaving.left_to_drain
         )

@@ -15,7 +15,9 @@ from hpcdet.store.decisions import lease
 from hpcdet.store.folder.records import (
     Intent,
     Submitted,
+    WorkerClaim,
 )
+from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files
 from hpcdet.store.trials.standing import standing
 from tests.control.worlds import closed, end_of, later
@@ -312,3 +314,51 @@ def test_a_holder_that_cannot_submit_gives_way_now_and_then(tmp_path: Path) -> N
     home.close()
     world.clock.now += 30
     assert advance(world.paths, worker).held
+
+
+def test_a_worker_that_left_for_more_nodes_is_followed_by_a_job_behind_its_task(
+    tmp_path: Path,
+) -> None:
+    """Once each: a later submission does not wait for it again."""
+    need = {"slots_per_trial": 4, "nodes": 2, "slots_per_node": 2, "min_slots_per_trial": 2}
+    world = World.make(
+        tmp_path,
+        Waves(count=2, width=2),
+        site={
+            "capabilities": {"requeue": "user", "submit_from_compute": True},
+            "limits": {"poll_min_s": 10, "max_array": 1},
+        },
+        resources=need,
+    )
+    holder, play = world.holder(), world.play()
+    advance(world.paths, holder)
+    first, second = play.start_all()
+    attempts = [play.claim(first), play.claim(second)]
+    play.end(attempts[0], "resized", progressed=True)
+    play.leave(first, "resized")
+    later(world, holder, 1)
+    assert behind(world) == [[], [], [task(first)]]
+    play.end(attempts[1], "resized", progressed=True)
+    play.leave(second, "resized")
+    [third] = play.start_all()
+    play.claim(third)
+    later(world, holder, 1)
+    assert behind(world) == [[], [], [task(first)], [task(second)]]
+    [fourth] = play.start_all()
+    play.end(play.claim(fourth), "preempted", progressed=True)
+    play.leave(fourth, "spent")
+    later(world, holder, 1)
+    assert behind(world)[4:] == [[]]
+
+
+def behind(world: World) -> list[list[str]]:
+    """What each submission is behind."""
+    intents = (Intent.read(world.paths.intent(number)) for number in world.paths.submissions())
+    return [intent.behind for intent in intents if intent is not None]
+
+
+def task(worker: WorkerPaths) -> str:
+    """The task of a worker."""
+    claim = WorkerClaim.read(worker.claim)
+    assert claim is not None
+    return claim.job

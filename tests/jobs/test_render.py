@@ -228,6 +228,19 @@ def test_options_of_site_and_user_go_over_ours() -> None:
     assert (said["nodes"], said["mincpus"], "ntasks-per-node" in said) == ("1-2", "6", False)
 
 
+def test_who_takes_the_place_of_smaller_jobs_waits_for_their_end() -> None:
+    paths = ExperimentPaths(Path("/scratch/digits-7f3a"))
+    after = replace(INTENT, behind=["812_0", "812_3"])
+    found = directives(render(EXPERIMENT, slurm(), after, paths, {}))
+    assert found["dependency"] == "afterany:812_0:812_3"
+    # the job behind such an array is no delay to them in the scheduler's eyes
+    watching = replace(INTENT, tasks=1, throttle=1, watches="812")
+    for least, nice in ((None, None), (2, "10000")):
+        need = replace(EXPERIMENT.resources, min_slots_per_trial=least)
+        text = render(replace(EXPERIMENT, resources=need), slurm(), watching, paths, {})
+        assert directives(text).get("nice") == nice
+
+
 @pytest.mark.parametrize(
     ("argument", "said"),
     [("--array=0-9", "set by hpcdet"), ("-J x", "set by hpcdet"), ("gpu", "no option"),

@@ -212,6 +212,35 @@ def submission(tmp_path: Path, tasks: int) -> Submission:
     return Submission("exp-1", "hpcdet:exp:1-ab", script, tasks, tasks)
 
 
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("sbatch: Job 8 to start at {} using 2 processors on nodes n2 in partition batch", True),
+        (
+            "sbatch: Job 8 to start at {} using 2 processors on nodes n2\nsbatch:   Preempts: 6",
+            False,
+        ),
+        ("allocation failure: Requested node configuration is not available", False),
+    ],
+    ids=["free", "by ending others", "refused"],
+)
+def test_a_job_starts_now_if_it_starts_at_once_and_ends_no_other(
+    tmp_path: Path, fake: Callable[[str, str], None], said: str, answer: bool
+) -> None:
+    code = int(said.startswith("allocation"))
+    work, script = scheduler(), submission(tmp_path, 4).script
+    for after_s, expected in ((0, answer), (180, False)):
+        told = said.format(int(time.time()) + after_s)
+        fake(
+            "sbatch",
+            f"echo \"$SLURM_TIME_FORMAT\" >> {tmp_path}/forms\necho '{told}' >&2\nexit {code}",
+        )
+        assert work.starts_now(script, 2, ["n1", "n9"]) == expected
+    asked = "sbatch --test-only --nodes=2-2 --array=0 --exclude=n1,n9 --dependency="
+    assert calls(tmp_path, "sbatch") == [f"{asked} {script}"] * 2
+    assert (tmp_path / "forms").read_text().split() == ["%s"] * 2
+
+
 @pytest.mark.parametrize("tasks", [1, 5])
 def test_what_sbatch_gets_is_our_script_for_a_job_as_for_an_array(
     tmp_path: Path, fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, tasks: int

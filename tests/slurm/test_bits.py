@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hpcdet.store.folder.records import WorkerEnd
 from hpcdet.store.fs import journal
 from tests.dose import dice
 from tests.experiments import parent, processes_of, rank_pids, same_bits, strike, worker_pids
@@ -156,3 +157,29 @@ def test_a_trial_takes_the_nodes_that_there_are_and_keeps_its_bits(lab: Lab) -> 
     same_bits(run.digest(), once.digest(), run.story())
     if not pmix:
         pytest.skip("not compared with a digest over MPI: srun starts no ranks by --mpi=pmix here")
+
+
+def test_a_trial_grows_once_a_node_is_free_and_keeps_its_bits(lab: Lab) -> None:
+    """One of its two nodes is taken at first. The job that follows waits for the end of the first
+    one; else it would begin on the free node alone."""
+    need = {"slots_per_trial": 4, "slots_per_node": 2, "exclude_nodes": ["n3", "n4"]}
+    exact = {"elastic": "exact", "virtual_ranks": 4}
+    undisturbed = lab.submit(config(resources=need, reproducibility=exact))
+    undisturbed.wait()
+    grows = {**need, "min_slots_per_trial": 2, "regrow_min_s": 3}
+    with urgent(lab.cluster, ["n2"]) as taken:
+        run = lab.submit(config(resources=grows, reproducibility=exact), pace=PACE)
+        run.until_batches(6)
+        tasks = {job["JobId"] for job in run.tasks()}
+        lab.cluster.check("scancel", taken)
+        run.until_attempts(2)
+    run.faster()
+    run.wait()
+    attempts = run.paths.trial(1).attempts()
+    worlds = [journal.read(attempt.journal)[0]["world"] for attempt in attempts]
+    assert worlds == [2, 4], run.story()
+    assert run.reasons() == ["resized", "completed"], run.story()
+    ends = [WorkerEnd.read(worker.end) for worker in run.paths.workers()]
+    assert [end.why for end in ends if end] == ["resized", "idle"], run.story()
+    assert len({job["JobId"] for job in run.tasks()} - tasks) == 1, run.story()
+    same_bits(run.digest(), undisturbed.digest(), run.story())

@@ -59,6 +59,7 @@ _WORDS = {
     "refused": "a node does not attest what the policy requires",
     "preempted": "the scheduler took the nodes back",
     "walltime": "the allocation's time was over",
+    "resized": "it had fewer nodes than it may have, and left for a job with all of them",
 }
 
 _WAITS = {
@@ -70,7 +71,7 @@ _WAITS = {
     "begin_time": "it passes by itself: a requeued task waits two minutes",
 }
 """What a kind of waiting means (``schedulers.common.base.Wait``)."""
-_PASSES = ("preempted", "walltime", "lost", "node_fail", "unproven", "refused")
+_PASSES = ("preempted", "walltime", "resized", "lost", "node_fail", "unproven", "refused")
 """Ends after which a trial only goes on."""
 
 

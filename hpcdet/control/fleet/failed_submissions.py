@@ -145,7 +145,7 @@ def _came_to_nothing(place: TaskPlace) -> bool:
     if place.phase != "over" or place.said is TaskState.CANCELED:
         return False
     end = WorkerEnd.read(place.worker.end) if place.worker else None
-    return end is None or end.why not in ("idle", "closed", "signal", "bad_node")
+    return end is None or end.why not in ("idle", "closed", "signal", "bad_node", "resized")
 
 
 def _deaths_in_a_row(holder: Holder, seen: FleetView) -> str:

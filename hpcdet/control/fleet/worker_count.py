@@ -11,7 +11,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from hpcdet.control.fleet import capacity, failed_submissions, running_limits
+from hpcdet.control.fleet import capacity, failed_submissions, resized_workers, running_limits
 from hpcdet.control.fleet.running_limits import Room
 from hpcdet.control.leader import retry_rules
 from hpcdet.control.leader.leader import Holder
@@ -269,6 +269,7 @@ def _intend(holder: Holder, live: int, missing: int, room: Room | None) -> Inten
         after=[] if any(holder.paths.workers()) else holder.decided.user.after,
         host=_host(holder.hands.scheduler),
         spares=width - workers,
+        behind=resized_workers.unfollowed(holder),
     )
     holder.record("intent", number=number, tasks=width, tag=intent.tag, exclude=intent.exclude)
     holder.fence()

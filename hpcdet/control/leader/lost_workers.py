@@ -26,7 +26,7 @@ from hpcdet.store.fs import files
 
 Phase = Literal["pending", "running", "over"]
 
-LEFT_BY_ITSELF = frozenset({"idle", "closed", "bad_node", "avoided", "spent"})
+LEFT_BY_ITSELF = frozenset({"idle", "closed", "bad_node", "avoided", "spent", "resized"})
 """Ends of workers after which the batch script never requeues its task."""
 
 PLAIN = frozenset({TaskState.COMPLETED, TaskState.FAILED, TaskState.CANCELED})

@@ -143,7 +143,7 @@ def render(
         else requirements.of_policy(policy, site)
     )
     try:
-        user, behind = experiment.user_options(site.scheduler), ""
+        user, behind = experiment.user_options(site.scheduler), ":".join(intent.behind)
         if command is not None:
             user, behind = command.user or user, command.behind
         asked = request(

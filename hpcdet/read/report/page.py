@@ -32,7 +32,7 @@ ROWS = 1000
 """Rows that a table may have; what is more is said and left out."""
 TRACE_LINES = 40
 TRACE_CHARACTERS = 8000
-_EXPECTED = WELL | {"preempted", "walltime", "canceled", "released"}
+_EXPECTED = WELL | {"preempted", "walltime", "canceled", "released", "resized"}
 
 
 @dataclass(frozen=True)

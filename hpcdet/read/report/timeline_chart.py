@@ -23,6 +23,7 @@ MARKS = {
     "paused": "‖",
     "preempted": "↺",
     "walltime": "◷",
+    "resized": "↗",
     "canceled": "⊘",
 }
 """Sign of each end; whatever else ended an attempt went wrong: ``✗``."""

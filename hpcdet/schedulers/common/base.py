@@ -271,6 +271,22 @@ class Remembers(Protocol):
 
 
 @runtime_checkable
+class Foresees(Protocol):
+    """A backend that knows whether a job would start at once if it was submitted."""
+
+    def starts_now(self, script: Path, nodes: int, exclude: Sequence[str]) -> bool:
+        """True if one task of a worker's script would, without the end of any other job.
+
+        Args:
+            nodes: that it would have, whatever the script says.
+            exclude: nodes that are not to be among them.
+
+        Raises:
+            Unavailable: the scheduler did not answer.
+        """
+
+
+@runtime_checkable
 class Prunes(Protocol):
     """A backend that can end all tasks of a job that wait by one call."""
 

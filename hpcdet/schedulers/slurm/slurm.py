@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,9 @@ from hpcdet.schedulers.slurm.answers.slurm_text import SlurmRow
 from hpcdet.schedulers.slurm.slurm_commands import run
 from hpcdet.site import Site
 from hpcdet.site.models import SiteLimits
+
+_NOW_S = 60.0
+"""Clocks of a node and of the controller differ by less."""
 
 
 class ScriptExecutor(SlurmExecutor):
@@ -231,6 +235,13 @@ class SlurmScheduler:
         if done.returncode != 0:
             raise SubmissionRefused(slurm_text.refusal(done.stderr))
         return done.stderr.replace("sbatch: ", "").strip()
+
+    def starts_now(self, script: Path, nodes: int, exclude: Sequence[str]) -> bool:
+        """See ``base.Foresees``. Jobs ahead of it in the queue count, too."""
+        size = (f"--nodes={nodes}-{nodes}", "--array=0", f"--exclude={','.join(exclude)}")
+        done = run(["sbatch", "--test-only", *size, "--dependency=", str(script)])
+        at = slurm_text.starts_at(done.stderr) if done.returncode == 0 else None
+        return at is not None and at <= time.time() + _NOW_S
 
     def capabilities(self) -> Capabilities:
         """See ``base.Scheduler``. A site that was resolved at submission has asked already.

@@ -49,6 +49,7 @@ LATER = (
     "resources.min_slots_per_trial",
     "resources.nodes",
     "resources.preemptible",
+    "resources.regrow_min_s",
     "resources.resource_pool",
     "resources.slots_per_node",
     "resources.slots_per_trial",

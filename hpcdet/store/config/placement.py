@@ -23,6 +23,9 @@ class Resources:
     min_slots_per_trial: Annotated[int | None, Key(ge=1)] = None
     """With elastic: exact, as few ranks, on fewer whole nodes, if the scheduler has no more; null:
     slots_per_trial."""
+    regrow_min_s: Annotated[Seconds | None, Key(ge=1)] = 1800
+    """Least time between two questions of a trial on fewer nodes whether all of its nodes are free;
+    null: it does not ask."""
     nodes: Annotated[int, Key(ge=1)] = 1
     """Nodes of one trial; slots_per_trial is a multiple of it."""
     slots_per_node: Annotated[int, Key(kind=int | None, new=None, ge=1)] = 1

@@ -15,16 +15,18 @@ from hpcdet.units import Length
 Reason = Literal[
     "completed", "preempted", "walltime", "paused", "stopped", "user_error", "oom", "node_fail",
     "lost", "canceled", "launch_failed", "unproven", "refused", "released",
+    "resized",
 ]  # fmt: skip
 """Why an attempt ended. ``released``: its worker gave the claim back before anything ran, and it
 counts for nothing. ``launch_failed``: it never reached its first step, and the cause is
 the place, not the code, until it has failed so on a second node. ``unproven``: its ranks could not
 make sure that they spoke to each other, and to nobody else. ``refused``: a node did not attest what
-the policy requires, and nothing of the user's was touched there."""
+the policy requires, and nothing of the user's was touched there. ``resized``: it had fewer nodes
+than it may have, and left to go on with all of them."""
 
 NO_FAULT: frozenset[Reason] = frozenset({
     "preempted", "walltime", "node_fail", "lost", "launch_failed", "unproven", "refused",
-    "canceled",
+    "canceled", "resized",
 })  # fmt: skip
 """Ends after which the trial simply goes on from its latest checkpoint."""
 
@@ -190,7 +192,8 @@ class WorkerEnd(JsonRecord):
     ``why``: ``idle`` (nothing left to take), ``time`` (too little left), ``signal``, ``bad_node``
     (two launches in a row failed, or the node is ``refused``), ``avoided`` (the scheduler gave it
     a node that it was to avoid, and cannot leave out), ``closed`` (the experiment is over),
-    ``spent`` (its task has come back too often without getting anywhere), ``lost``.
+    ``spent`` (its task has come back too often without getting anywhere), ``resized`` (a job with
+    more nodes takes its place), ``lost``.
     ``returns``: its batch script was asked to requeue the task. ``refused``: by node, what it does
     not attest that the policy requires.
     """
@@ -230,6 +233,8 @@ class Intent(JsonRecord):
         after: ids of jobs that have to end well before its tasks start.
         host: where it was intended; a scheduler of one machine knows only its own jobs.
         spares: how many of the tasks are there to replace others that end.
+        behind: tasks that have to end, in whatever way, before its own start: those of workers
+            that left for more nodes, which these are to have, too.
         watches: of a sentinel: the job after whose end it runs.
     """
 
@@ -248,6 +253,7 @@ class Intent(JsonRecord):
     after: list[str] = field(default_factory=list)
     host: str = ""
     spares: int = 0
+    behind: list[str] = field(default_factory=list)
     watches: str = ""
 
 

@@ -28,6 +28,7 @@ class Circumstances:
     stands: bool
     says: Says = ()
     reclaims: bool = False
+    resized: bool = False
 
 
 def spoke(lane: Lane) -> bool:
@@ -71,6 +72,7 @@ def conclude(
             launcher=launcher,
             says=then.says,
             reclaims=then.reclaims,
+            resized=then.resized,
         )
     )
     fit = matched_log_policies.fitting(policies, attempt)

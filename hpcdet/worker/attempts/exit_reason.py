@@ -44,6 +44,7 @@ class Evidence:
         launcher: what the launcher said.
         says: what of that are words of the scheduler.
         reclaims: nodes may be taken away here at any time: one that is lost was.
+        resized: its worker asked it to leave for more nodes.
     """
 
     verdict: Verdict | None
@@ -60,6 +61,7 @@ class Evidence:
     launcher: str = ""
     says: Says = ()
     reclaims: bool = False
+    resized: bool = False
 
 
 def judge(seen: Evidence) -> tuple[Reason, str]:
@@ -93,7 +95,7 @@ def _by_cause(verdict: Verdict, seen: Evidence) -> Reason:
         return "canceled" if killed else "stopped"
     if verdict.cause == "walltime" or seen.time_up:
         return "walltime"
-    return "preempted"
+    return "resized" if seen.resized and not seen.noticed else "preempted"
 
 
 def _killed(seen: Evidence) -> tuple[Reason, str] | None:

@@ -253,6 +253,12 @@ def job_id(text: str) -> str | None:
     return lines[-1].partition(";")[0] if lines else None
 
 
+def starts_at(text: str) -> float | None:
+    """Return when a job would start that ends no other one, in what ``sbatch --test-only`` says."""
+    found = re.search(r"\bto start at (\d+)\b", text)
+    return float(found[1]) if found and "Preempts:" not in text else None
+
+
 def message(text: str) -> str:
     """Return a command's standard error as one line, without the command's name."""
     lines = re.sub(r"^(?:s[a-z]+: )?(?:error: |fatal: )?", "", text, flags=re.M).splitlines()

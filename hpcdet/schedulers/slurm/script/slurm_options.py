@@ -30,6 +30,9 @@ _NICE = 100
 SENTINEL_S = 900
 SENTINEL_MEMORY = "1G"
 """What a sentinel gets: it reads files, and may have to wait for a dead holder's lease."""
+_BEHIND = 10_000
+"""``--nice`` of the sentinel of workers that may grow. Slurm counts every job ahead in the queue as
+a delay (``--test-only``), one that waits for others, too: this one would forbid them to grow."""
 
 HETJOB = (":", "hetjob", "packjob", "--hetjob", "--packjob")
 """What parts of a job of several shapes are written with: our workers all have one shape."""
@@ -114,6 +117,8 @@ def _of_sentinel(request: ScriptRequest) -> Options:
         "output": str(given.values["output"]).replace("%A_%a", "%j"),
     }
     kept = {name: value for name, value in given.values.items() if name not in SIZES}
+    if request.least_nodes < request.nodes:
+        kept["nice"] = int(str(kept.get("nice") or 0)) + _BEHIND
     asked = {name: value for name, value in small.items() if name not in view.skip}
     return Options({**kept, **asked}, given.known | set(small))
 
