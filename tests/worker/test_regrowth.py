@@ -57,8 +57,8 @@ class Growing:
 
         self.regrowth = Regrowth(every_s, ask, self.woken.set, lambda: self.now)
 
-    def look(self, after_s: float = 0, trial: int = 1) -> bool:
-        """What a look says, and then what an answer that it has asked for says."""
+    def look(self, after_s: float = 0, trial: int = 1, then: int = 0) -> bool:
+        """The answer to what a look asks for; ``then``: the trial that runs by then."""
         self.now += after_s
         at_once = self.regrowth.is_time(self.paths.trial(trial))
         assert not at_once, "before there was time for an answer"
@@ -67,7 +67,7 @@ class Growing:
         assert self.woken.wait(60)
         self.woken.clear()
         self.regrowth._asking.join()
-        return self.regrowth.is_time(self.paths.trial(trial))
+        return self.regrowth.is_time(self.paths.trial(then or trial))
 
 
 def test_it_asks_at_a_new_checkpoint_once_that_much_time_is_over(paths: ExperimentPaths) -> None:
@@ -100,6 +100,10 @@ def test_checkpoints_of_another_trial_are_not_news(paths: ExperimentPaths) -> No
     save(paths, 10, trial=2)
     assert not growing.look(11, trial=2)
     assert not asked.questions
+    save(paths, 15, trial=2)
+    assert not growing.look(11, trial=2, then=1)  # the answer comes when that one has ended
+    assert len(asked.questions) == 1
+    assert not growing.look(0)
 
 
 def test_no_answer_is_a_no(paths: ExperimentPaths) -> None:

@@ -88,8 +88,8 @@ class Regrowth:
         if self._asking is not None:
             if self._asking.is_alive():
                 return False
-            self._asking = None
-            return self._answer
+            about, self._asking, self._seen = self._seen, None, None
+            return self._answer and about is not None and about[0] == trial.number
         now = self._clock()
         if now < max(self._due_at, self._look_at):
             return False
@@ -98,7 +98,7 @@ class Regrowth:
             found = trial.number, standing.checkpoints(trial)[-1:]
             before, self._seen = self._seen, found
             if before is not None and before[0] == trial.number and before != found:
-                self._due_at, self._seen = now + self._every_s, None
+                self._due_at = now + self._every_s
                 self._asking = threading.Thread(target=self._find_out, daemon=True)
                 self._asking.start()
         return False
