@@ -29,7 +29,7 @@ from hpcdet import shipped
 
 TRIALS = 6
 _PATIENCE_S = 300
-_LOOK_S = 0.5
+_LOOK_S = 1.0
 _OWN = {
     *("id", "experiment", "site", "site_reason", "job", "jobs", "allocations", "provenance"),
     *("spent", "kept", "host", "nodes", "worker", "workers", "copies"),
