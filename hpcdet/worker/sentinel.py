@@ -22,7 +22,7 @@ from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.config import overrides
 from hpcdet.store.folder import log_streams
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Stuck
+from hpcdet.store.folder.records import Stuck, Submitted
 from hpcdet.store.fs import files
 from hpcdet.worker.turns.script_turns import code_of, turns
 from hpcdet.worker.turns.storage_retry import START_S, insist, within
@@ -45,6 +45,8 @@ def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:
             why = "" if _goes_on(turn) else _why(turn, can)
             if alone and not can.submit_from_compute:
                 break
+        elif insist(lambda: _is_followed(paths, submission), within(START_S)):
+            return None
     # without a reason, another process held the lease all the time, or tasks live
     return _tell(paths, submission, why) if why else None
 
@@ -54,6 +56,20 @@ def _is_quiet(turn: Turn, submission: int) -> bool:
     if turn.state in ("PAUSED", "STOPPING"):
         return True
     return not turn.blind and any(number != submission for number in turn.live)
+
+
+def _is_followed(paths: ExperimentPaths, submission: int) -> bool:
+    """True if a later array has a sentinel of its own, which sees to the rest.
+
+    Else this one would wait for the lease of who submitted that array, and take one of the jobs
+    that a user may run.
+    """
+    for later in paths.submissions():
+        if later > submission:
+            posted = Submitted.read(paths.sentinel_submitted(later))
+            if posted is not None and posted.job:
+                return True
+    return False
 
 
 def _goes_on(turn: Turn) -> bool:

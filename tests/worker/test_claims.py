@@ -29,6 +29,8 @@ from hpcdet.store.folder.records import (
     Closed,
     Control,
     End,
+    Intent,
+    Submitted,
     Trial,
     Verdict,
     WorkerClaim,
@@ -167,6 +169,34 @@ def test_a_sentinel_tells_only_where_somebody_is_needed_and_nobody_was_sent(
     files.write_once(paths.config, resolved_config.dump(x.config()))
     monkeypatch.setattr(sentinel, "turns", lambda *_: iter([turn]))
     assert (sentinel.watch(paths, 1) is not None) == paths.stuck(1).exists() == told
+
+
+@pytest.mark.parametrize(
+    ("posted", "turns"), [(None, 3), (Submitted("", error="refused"), 3), (Submitted("9"), 1)]
+)
+def test_a_sentinel_leaves_the_rest_to_that_of_a_later_array(
+    paths: ExperimentPaths,
+    monkeypatch: pytest.MonkeyPatch,
+    posted: Submitted | None,
+    turns: int,
+) -> None:
+    """Who holds the lease may do so for days, and this job counts among those of its user."""
+    files.write_once(paths.site, load_site.dump(x.local_site()))
+    for number in (1, 2):
+        Intent(number, "x", "x", tasks=1, throttle=1, term=0).write_once(paths.intent(number))
+    Submitted("8").write_once(paths.sentinel_submitted(1))
+    if posted:
+        posted.write_once(paths.sentinel_submitted(2))
+    taken: list[Turn] = []
+
+    def held_by_another(*_: object) -> Iterator[Turn]:
+        for _ in range(3):
+            taken.append(Turn(False))
+            yield taken[-1]
+
+    monkeypatch.setattr(sentinel, "turns", held_by_another)
+    assert sentinel.watch(paths, 1) is None
+    assert len(taken) == turns
 
 
 def test_an_end_is_told_to_whoever_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
