@@ -272,8 +272,23 @@ def test_a_rank_does_not_make_its_folder_again(tmp_path: Path) -> None:
     argv = [sys.executable, "-Pm", "hpcdet.rank_check", str(place), "auto"]
     with subprocess.Popen(argv, env={**os.environ, **own}, stderr=subprocess.DEVNULL) as rank:
         experiments.until(lambda: (place / "between" / "asked-0").exists())
-        shutil.rmtree(place.rename(tmp_path / "away"))
+        away = place.rename(tmp_path / "away")
+        while away.exists():  # the rank writes into it, until it is gone
+            shutil.rmtree(away, ignore_errors=True)
     assert rank.returncode != 0 and not place.exists()
+
+
+def test_a_home_that_nodes_cannot_write_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it is mounted read-only: /dev/null is no folder, for root neither."""
+    monkeypatch.setenv("HPCDET_CACHE", "/dev/null/cache")
+    [found] = machine_checks.cache()
+    assert found.level == "warning" and "cannot be written" in found.what
+    assert "HPCDET_CACHE" in found.hint
+    monkeypatch.setenv("HPCDET_CACHE", str(tmp_path))
+    [found] = machine_checks.cache()
+    assert found.level == "ok" and str(tmp_path) in found.what
 
 
 @pytest.mark.slurm
@@ -286,7 +301,7 @@ def test_a_doctor_looks_at_two_nodes_of_slurm(lab: Lab) -> None:
     levels = {(item["where"], item["check"]): item["level"] for item in items}
     for check in ("visibility", "clock", "creation", "rename", "collectives"):
         assert levels["nodes", check] == "ok", items
-    for check in ("python", "packages", "torch", "gpu", "hdf5", "launcher", "visibility"):
+    for check in ("python", "packages", "torch", "gpu", "hdf5", "launcher", "visibility", "cache"):
         assert levels["node", check] == "ok", items
     for check in ("scheduler", "history", "limits"):
         assert levels["here", check] == "ok", items

@@ -29,6 +29,7 @@ MEANINGS = {
     "creation": "who creates a file first has the right to decide or to run a trial",
     "rename": "records and checkpoints replace older ones as a whole",
     "visibility": "processes on several nodes learn of each other by files in one folder",
+    "cache": "all processes of a user share one answer of the scheduler, and one limit of jobs",
     "clock": "ages and deadlines compare the clocks of hosts and file servers",
     "room": "checkpoints and logs take room on the file system",
     "quota": "a user's files may take less than the file system has",

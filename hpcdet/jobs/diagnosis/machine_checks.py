@@ -21,8 +21,10 @@ from hpcdet.jobs.diagnosis import rank_steps, storage_checks
 from hpcdet.jobs.diagnosis.finding import SiteFinding, skipped
 from hpcdet.jobs.script.environment import for_step
 from hpcdet.launchers import opening as launchers
+from hpcdet.schedulers.calls import polling
 from hpcdet.site import Site, folders
 from hpcdet.site_files.load_site import from_resolved
+from hpcdet.store.folder import private_folders
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 
@@ -148,6 +150,17 @@ def _mpi() -> SiteFinding:
     return SiteFinding("warning" if code else "ok", what, hint, "mpi")
 
 
+def cache() -> Iterator[SiteFinding]:
+    """Check that the scheduler's answers, and running limits, are shared with other hosts."""
+    folder = polling.cache_folder()
+    if folder != private_folders.temporary():
+        yield SiteFinding("ok", f"answers of the scheduler are shared in {folder}", check="cache")
+        return
+    what = f"the home folder cannot be written: answers of the scheduler are kept in {folder}"
+    hint = "export HPCDET_CACHE=FOLDER, one that all hosts share and write, before hpcdet submit"
+    yield SiteFinding("warning", what, hint, "cache")
+
+
 def launcher(site: Site, partition: str | None) -> Iterator[SiteFinding]:
     """Check that the launcher starts a process inside this allocation."""
     view = site.view(partition)
@@ -215,6 +228,7 @@ def main(argv: list[str]) -> int:
     looks: list[tuple[str, Callable[[], Iterator[SiteFinding]]]] = [
         ("python", python),
         ("visibility", seen),
+        ("cache", cache),
         ("launcher", lambda: launcher(site, partition)),
         ("collectives", lambda: rank_steps.findings(site, partition, place)),
         ("torch", lambda: imports(Path())),

@@ -20,7 +20,7 @@ from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.fs import files
 
 _MODULE = "hpcdet.jobs.diagnosis.machine_checks"
-CHECKS = ("python", "packages", "torch", "gpu", "hdf5", "mpi", "launcher", "visibility")
+CHECKS = ("python", "packages", "torch", "gpu", "hdf5", "mpi", "launcher", "visibility", "cache")
 """Those of one node; ``rank_steps.CHECKS`` are those of two."""
 
 

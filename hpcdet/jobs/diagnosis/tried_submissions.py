@@ -25,7 +25,7 @@ def findings(site: Site) -> Iterator[SiteFinding]:
             script = Path(place) / "job.sh"
             try:
                 script.write_text(site_lint.script_of(site, "worker", partition))
-                open_scheduler(site).check(Submission("lint-7f3a-1", "hpcdet:lint", script, 4, 2))
+                open_scheduler(site).check(Submission("lint-7f3a-1", "hpcdet:lint", script, 1, 1))
             except SubmissionRefused as refused:
                 said = f"{_of(partition)} is refused: {refused.refusal.message}"
                 wrong = refused.refusal.kind == "invalid"
