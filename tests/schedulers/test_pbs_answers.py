@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from hpcdet.schedulers.common.base import Job, Task, TaskState
 from hpcdet.schedulers.pbs import pbs_states
-from hpcdet.schedulers.pbs_family import pbs_ids, pbs_text, pbs_waits
+from hpcdet.schedulers.pbs_family import job_hosts, pbs_ids, pbs_text, pbs_waits
 from hpcdet.schedulers.pbs_family.pbs_text import PbsRow
 from tests.schedulers.pbs_fakes import (
     printed,
@@ -64,8 +65,11 @@ def test_durations(text: str, seconds: float | None) -> None:
     assert pbs_text.seconds(text) == seconds
 
 
-def test_a_node_file_has_a_line_for_each_process() -> None:
-    assert pbs_text.node_file("pb1\npb1\npb2\npb1\n") == {"pb1": 3, "pb2": 1}
+def test_a_node_file_has_a_line_for_each_process(tmp_path: Path) -> None:
+    file = tmp_path / "nodes"
+    file.write_text("pb1\npb1\npb2\npb1\n")
+    assert job_hosts.listed({"PBS_NODEFILE": str(file)}) == {"pb1": 3, "pb2": 1}
+    assert job_hosts.listed({}) == {}
 
 
 def test_ids_of_jobs_arrays_and_subjobs() -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.allocation import Allocation, ShownNode, by_script
 from hpcdet.schedulers.pbs import pbs_query
-from hpcdet.schedulers.pbs_family import pbs_commands, pbs_queues, pbs_text
+from hpcdet.schedulers.pbs_family import job_hosts, pbs_commands, pbs_queues
+from hpcdet.schedulers.pbs_family.job_hosts import HostDaemons
 from hpcdet.schedulers.pbs_family.pbs_text import PbsRow
 from hpcdet.store.folder.records import Reason
 
+node_name = job_hosts.node_name
 early_s = 0.0
 """PBS looks at time limits after they have passed, and warns of none."""
 says: tuple[tuple[str, Reason], ...] = ()
@@ -49,17 +48,9 @@ def _end(row: PbsRow | None, walltime_s: float | None) -> float | None:
 
 
 def _hosts(environ: Mapping[str, str], row: PbsRow | None) -> tuple[str, ...]:
-    if names := _node_file(environ):
+    if names := job_hosts.listed(environ):
         return tuple(names)
     return row.hosts if row is not None and row.hosts else (socket.gethostname(),)
-
-
-def _node_file(environ: Mapping[str, str]) -> dict[str, int]:
-    """Hosts of the job with their processes; it lies on the first host only."""
-    try:
-        return pbs_text.node_file(Path(environ.get("PBS_NODEFILE", "")).read_text())
-    except (OSError, UnicodeDecodeError):
-        return {}
 
 
 def shown(job: str) -> PbsRow | None:
@@ -88,13 +79,6 @@ def returns(allocation: Allocation) -> bool:
     return row.substate in _RERUN or row.state == "Q" or row.run_count - 1 > allocation.restart
 
 
-def node_name(environ: Mapping[str, str]) -> str:
-    """See ``backend.InsideFace``. The name that the job's hosts are listed by."""
-    here = socket.gethostname()
-    short = here.partition(".")[0]
-    return next((h for h in _node_file(environ) if h.partition(".")[0] == short), here)
-
-
 def shown_node(name: str) -> ShownNode | None:
     """See ``backend.InsideFace``. Its resources that are true, or texts: ``NAME=VALUE``."""
     try:
@@ -109,26 +93,10 @@ def granted_gpus(environ: Mapping[str, str]) -> int:  # noqa: ARG001
     return 0
 
 
-@dataclass(frozen=True)
-class _Daemons:
-    """A launcher's daemons, started on the job's other hosts."""
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-    arguments: tuple[str, ...] = ()
-    own: tuple[str, ...] = ()
-
-
-def daemons(python: str, allocation: Allocation) -> _Daemons:  # noqa: ARG001
+def daemons(python: str, allocation: Allocation) -> HostDaemons:  # noqa: ARG001
     """See ``backend.InsideFace``. Open MPI starts them by what it takes for a remote shell.
 
     Debian's knows nothing of PBS, which lets nobody log in on a job's hosts.
     """
-    hosts = _node_file(os.environ)
-    if not hosts:
-        return _Daemons()
     agent = shlex.join([python, "-Pm", "hpcdet.schedulers.pbs.remote_shell"])
-    return _Daemons(
-        {"OMPI_MCA_plm_rsh_agent": agent, "PRTE_MCA_plm_ssh_agent": agent},
-        ("-host", ",".join(f"{host}:{lines}" for host, lines in hosts.items())),
-        own=("PBS_", "NCPUS", "TMPDIR"),
-    )
+    return job_hosts.daemons({"OMPI_MCA_plm_rsh_agent": agent, "PRTE_MCA_plm_ssh_agent": agent})

@@ -215,14 +215,6 @@ def of_job(found: PbsRow | None, submitted_at: str) -> PbsRow | None:
     return found if found.submitted > since else None
 
 
-def node_file(text: str) -> dict[str, int]:
-    """Hosts in a ``PBS_NODEFILE`` in their order, each with how many of its lines name it."""
-    found: dict[str, int] = {}
-    for name in text.split():
-        found[name] = found.get(name, 0) + 1
-    return found
-
-
 def unknown(text: str) -> frozenset[str]:
     """Keys (``pbs_ids.key``) of the jobs that the server says it does not know."""
     return frozenset(pbs_ids.key(found) for found in _UNKNOWN.findall(text))

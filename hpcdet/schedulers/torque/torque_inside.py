@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.allocation import Allocation, ShownNode, by_script
-from hpcdet.schedulers.pbs_family import pbs_text
+from hpcdet.schedulers.pbs_family import job_hosts, pbs_text
+from hpcdet.schedulers.pbs_family.job_hosts import HostDaemons
 from hpcdet.schedulers.pbs_family.pbs_text import PbsRow
 from hpcdet.schedulers.torque import torque_query
 from hpcdet.store.folder.records import Reason
 
+node_name = job_hosts.node_name
 early_s = 0.0
 """Torque looks at time limits after they have passed, and warns of none."""
 says: tuple[tuple[str, Reason], ...] = ()
@@ -26,7 +26,7 @@ def allocation(environ: Mapping[str, str], walltime_s: float | None) -> Allocati
     if not (job := environ.get("PBS_JOBID")):
         return by_script(environ)
     row = _shown(job)
-    hosts = tuple(_hosts(environ)) or (row.hosts if row is not None else ())
+    hosts = tuple(job_hosts.listed(environ)) or (row.hosts if row is not None else ())
     return Allocation(
         job=job, nodes=hosts or (socket.gethostname(),), end_at=_end(row, environ, walltime_s)
     )
@@ -39,14 +39,6 @@ def _end(row: PbsRow | None, environ: Mapping[str, str], walltime_s: float | Non
     asked = row.walltime_s if row is not None else None
     granted = asked or pbs_text.seconds(environ.get("PBS_WALLTIME", "")) or walltime_s
     return time.time() + granted if granted else None
-
-
-def _hosts(environ: Mapping[str, str]) -> dict[str, int]:
-    """Hosts of the job with their processors; {} where there is no file of them."""
-    try:
-        return pbs_text.node_file(Path(environ.get("PBS_NODEFILE", "")).read_text())
-    except (OSError, UnicodeDecodeError):
-        return {}
 
 
 def _shown(job: str) -> PbsRow | None:
@@ -69,13 +61,6 @@ def returns(allocation: Allocation) -> bool:  # noqa: ARG001
     return False
 
 
-def node_name(environ: Mapping[str, str]) -> str:
-    """See ``backend.InsideFace``. The name that the job's hosts are listed by."""
-    here = socket.gethostname()
-    short = here.partition(".")[0]
-    return next((host for host in _hosts(environ) if host.partition(".")[0] == short), here)
-
-
 def shown_node(name: str) -> ShownNode | None:
     """See ``backend.InsideFace``. Its properties."""
     try:
@@ -95,19 +80,6 @@ def granted_gpus(environ: Mapping[str, str]) -> int:
     return sum(line.rpartition("-gpu")[0] == here for line in lines)
 
 
-@dataclass(frozen=True)
-class _Daemons:
-    """A launcher's daemons on the job's other hosts."""
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-    arguments: tuple[str, ...] = ()
-    own: tuple[str, ...] = ()
-
-
-def daemons(python: str, allocation: Allocation) -> _Daemons:  # noqa: ARG001
+def daemons(python: str, allocation: Allocation) -> HostDaemons:  # noqa: ARG001
     """See ``backend.InsideFace``. As the launcher is built: through Torque, or ``ssh``."""
-    hosts = _hosts(os.environ)
-    if not hosts:
-        return _Daemons()
-    named = ",".join(f"{host}:{count}" for host, count in hosts.items())
-    return _Daemons({}, ("-host", named), own=("PBS_", "NCPUS", "TMPDIR"))
+    return job_hosts.daemons({})
