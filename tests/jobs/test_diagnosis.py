@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdet.cli.setup import doctor
 from hpcdet.errors import Unavailable
 from hpcdet.jobs.diagnosis import (
     finding,
@@ -23,6 +24,7 @@ from hpcdet.jobs.diagnosis import (
     storage_checks,
 )
 from hpcdet.jobs.diagnosis.finding import SiteFinding
+from hpcdet.launchers.common import Launch
 from hpcdet.schedulers.slurm.slurm import SlurmScheduler
 from hpcdet.site import Site
 from hpcdet.site_files import load_site
@@ -216,6 +218,22 @@ def test_two_ranks_look_at_what_is_between_them(tmp_path: Path) -> None:
     none = by_check([*rank_steps._of_files(site, {}, {}, "srun: no such node")])
     assert none["visibility"].level == "error" and "no such node" in none["visibility"].what
     assert {none[one].level for one in ("clock", "creation", "rename")} == {"skipped"}
+
+
+def test_a_step_that_hangs_is_ended_in_time_for_the_jobs_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 2 * rank_steps.LIMIT_S <= doctor.WALLTIME_S / 2
+    monkeypatch.setattr(rank_steps, "LIMIT_S", 2.0)
+    monkeypatch.setattr(rank_steps, "_KILL_S", 0.1)
+    deaf = (
+        "bash",
+        "-c",
+        "trap '' TERM; while :; do sleep 0.1; done",
+        str(tmp_path / "x"),
+    )
+    launch = Launch(deaf, dict(os.environ), ({},), by_launcher=True)
+    assert rank_steps._run(launch, tmp_path, "auto") == "no end in 2 s"
 
 
 def test_of_a_log_the_sentence_is_told_that_says_why() -> None:
