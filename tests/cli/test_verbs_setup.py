@@ -121,6 +121,18 @@ def test_the_worker_verb_is_hidden_and_wired(cli: Cli, monkeypatch: pytest.Monke
     assert "  worker" not in cli("--help").out
 
 
+def test_no_searcher_stays_where_the_site_forbids_it(cli: Cli, tmp_path: Path) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("extends: local\ncapabilities: {login_daemon: forbidden}\n")
+    cli("init", tmp_path / "work")
+    argv = ["--site", site, "--no-test", "--prepare", "-o", "id"]
+    name = cli("submit", tmp_path / "work" / "random.yaml", *argv).out.strip()
+    said = cli("searcher", "start", name, code=4).err
+    assert "no process may stay on a login node here" in said
+    assert f"hpcdet searcher run --once {name}" in said
+    assert not cli("searcher", "status", name, "-o", "json").items[0]["held"]
+
+
 def test_the_searcher_daemon_is_started_and_stopped(cli: Cli, tmp_path: Path) -> None:
     cli("init", tmp_path / "work")
     argv = ["--site", "local", "--no-test", "--prepare", "-o", "id"]

@@ -172,13 +172,13 @@ def test_a_sentinel_tells_only_where_somebody_is_needed_and_nobody_was_sent(
 
 
 @pytest.mark.parametrize(
-    ("posted", "turns"), [(None, 3), (Submitted("", error="refused"), 3), (Submitted("9"), 1)]
+    ("posted", "times"), [(None, 3), (Submitted("", error="refused"), 3), (Submitted("9"), 1)]
 )
 def test_a_sentinel_leaves_the_rest_to_that_of_a_later_array(
     paths: ExperimentPaths,
     monkeypatch: pytest.MonkeyPatch,
     posted: Submitted | None,
-    turns: int,
+    times: int,
 ) -> None:
     """Who holds the lease may do so for days, and this job counts among those of its user."""
     files.write_once(paths.site, load_site.dump(x.local_site()))
@@ -196,7 +196,7 @@ def test_a_sentinel_leaves_the_rest_to_that_of_a_later_array(
 
     monkeypatch.setattr(sentinel, "turns", held_by_another)
     assert sentinel.watch(paths, 1) is None
-    assert len(taken) == turns
+    assert len(taken) == times
 
 
 def test_an_end_is_told_to_whoever_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,10 @@ from hpcdet.cli.frame.progress import working
 from hpcdet.cli.frame.settings import settings
 from hpcdet.control import daemon
 from hpcdet.control.turn.controller import Turn
-from hpcdet.errors import HpcdetError, NotFound, UsageError
+from hpcdet.errors import ConfigError, HpcdetError, NotFound, UsageError
 from hpcdet.read.experiment import gather, states
 from hpcdet.read.lookup import find
+from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 
 COLUMNS = (
@@ -100,10 +101,18 @@ def _say(turn: Turn) -> None:
 def start(id: str) -> None:
     """Decide in the background; the log is searcher.log in the experiment's folder.
 
+    Refused where the site forbids processes that stay on login nodes.
+
     \b
     Example: hpcdet searcher start digits-7f3a
     """
     paths = _paths(id)
+    if from_resolved(paths.site).capabilities.login_daemon == "forbidden":
+        raise ConfigError(
+            "no process may stay on a login node here",
+            where="capabilities.login_daemon",
+            hint=f"hpcdet searcher run --as-job {id}, or hpcdet searcher run --once {id}",
+        )
     click.echo(daemon.start(paths))
     settings().note(f"the searcher of {paths.id} runs; its log is {paths.searcher_log}")
     said = daemon.status(paths)

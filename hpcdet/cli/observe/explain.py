@@ -223,12 +223,23 @@ def _queue(gathered: gather.Gathered, item: StatusView) -> Iterator[FindingView]
         yield _finding("pending", name, item.health_why, hint, shared)
     if item.health == "stalled":
         said = logs.of_jobs(gathered.paths)
-        why, next = item.health_why, f"hpcdet searcher start {command}"
+        why, next = item.health_why, f"hpcdet searcher {_may_decide(gathered)} {command}"
         if (found := gathered.sentinel) is not None:
             why, next = found.why, found.next
         if home.original(gathered.paths) is not None:
             next = f"hpcdet move {gathered.paths.root} --here"
         yield _finding("pending", name, why, next, said)
+
+
+def _may_decide(gathered: gather.Gathered) -> str:
+    """Return which verb of ``searcher`` is welcome on this site's login nodes."""
+    from hpcdet.site_files.load_site import from_resolved
+
+    try:
+        forbidden = from_resolved(gathered.paths.site).capabilities.login_daemon == "forbidden"
+    except HpcdetError:
+        return "start"
+    return "run --once" if forbidden else "start"
 
 
 def _look(gathered: gather.Gathered, jobs: list[str]) -> str:
