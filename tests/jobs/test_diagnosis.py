@@ -226,12 +226,7 @@ def test_a_step_that_hangs_is_ended_in_time_for_the_jobs_answer(
     assert 2 * rank_steps.LIMIT_S <= doctor.WALLTIME_S / 2
     monkeypatch.setattr(rank_steps, "LIMIT_S", 2.0)
     monkeypatch.setattr(rank_steps, "_KILL_S", 0.1)
-    deaf = (
-        "bash",
-        "-c",
-        "trap '' TERM; while :; do sleep 0.1; done",
-        str(tmp_path / "x"),
-    )
+    deaf = ("bash", "-c", "trap '' TERM; while :; do sleep 0.1; done")
     launch = Launch(deaf, dict(os.environ), ({},), by_launcher=True)
     assert rank_steps._run(launch, tmp_path, "auto") == "no end in 2 s"
 
