@@ -331,6 +331,15 @@ def test_null_is_the_default_but_where_it_says_something_else(tmp_path: Path) ->
     for text, share in (("divisor: null", 0.5), ("promotion_share: null", None)):
         searcher = load(tmp_path, MINIMAL + asked % text).config.searcher
         assert (searcher.divisor, searcher.promotion_share) == (4, share)
+    for text, seconds in (
+        ("{}", 1800),
+        ("{regrow_min_s: 10m}", 600),
+        ("{regrow_min_s: null}", None),
+    ):
+        resources = load(tmp_path, f"{MINIMAL}resources: {text}\n").config.resources
+        assert resources.regrow_min_s == seconds
+    said = refused(tmp_path, f"{MINIMAL}resources: {{regrow_min_s: 0}}\n")
+    assert "resources.regrow_min_s" in said
     own = "searcher: {name: custom, max_trials: 4, max_length: 9, program: x, options: {a: null}}\n"
     assert load(tmp_path, MINIMAL + own).config.searcher.options == {"a": None}
     others = {

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # it brings numpy
 DEFAULT = "default"
 _FREE = ("hyperparameters", "data", "options")  # the user's own keys; null means null there
 _MOUNTS = "bind_mounts"
-NULL_SAYS = ("searcher.promotion_share",)
+NULL_SAYS = ("searcher.promotion_share", "resources.regrow_min_s")
 """Keys of ours for which null is another value than their default."""
 
 
