@@ -194,6 +194,7 @@ class AttemptBuilder:
             "completed": ("done", "completed"),
             "stopped": ("done", "stopped"),
             "preempted": ("resume", "signal"),
+            "resized": ("resume", "signal"),
             "walltime": ("resume", "walltime"),
             "paused": ("resume", "paused"),
             "user_error": ("fail", "error"),

@@ -227,6 +227,16 @@ def test_sizes_are_short(count: float | None, text: str) -> None:
     assert units.size(count) == text
 
 
+def test_an_attempt_that_left_for_more_nodes_is_no_failure(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    trial = built.trial()
+    for reason in ("resized", "completed"):
+        trial.attempt().end(reason)
+    page = Text(render(built))
+    assert "0 preempted, 0 out of time, 0 failed" in page.text
+    assert "1.1resized" in page.text
+
+
 def test_a_year_has_few_ticks() -> None:
     assert all(len(scale.times(length)) <= 8 for length in (0.5, 7, 100, 5000, 90000, 3e7))
 
@@ -234,13 +244,14 @@ def test_a_year_has_few_ticks() -> None:
 def test_every_end_has_a_sign(tmp_path: Path) -> None:
     built = Builder(tmp_path / "digits-7f3a")
     trial = built.trial()
-    reasons: list[Any] = ["preempted", "walltime", "paused", "oom", "lost", "completed"]
-    for reason in reasons:
+    reasons: list[Any] = ["preempted", "walltime", "resized", "paused", "oom", "lost"]
+    for reason in (*reasons, "completed"):
         trial.attempt().end(reason)
     gathered = gather(built.paths)
     timeline = timeline_chart.timeline(gathered, spans(gathered, NOW))
     assert timeline is not None
-    assert [mark.sign for mark in timeline.lanes[0].ends] == ["↺", "◷", "‖", "✗", "✗", "✓"]
+    signs = ["↺", "◷", "↗", "‖", "✗", "✗", "✓"]
+    assert [mark.sign for mark in timeline.lanes[0].ends] == signs
 
 
 def test_what_was_decided_of_trials_is_said_with_its_reason(tmp_path: Path) -> None:
