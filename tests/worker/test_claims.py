@@ -190,7 +190,7 @@ def test_a_sentinel_leaves_the_rest_to_that_of_a_later_array(
     taken: list[Turn] = []
 
     def held_by_another(*_: object) -> Iterator[Turn]:
-        for _ in range(3):
+        for _turn in range(3):
             taken.append(Turn(False))
             yield taken[-1]
 
