@@ -188,6 +188,8 @@ def submit_command(
         turn = _first_turn(crank)
         if turn.blind:
             warnings.append(f"the scheduler does not answer; hpcdet asks again: {turn.blind}")
+        elif turn.strands and not asked.prepare:
+            warnings.append(_why_no_job(crank))
         if asked.prepare or not asked.wait or not out.for_people:
             warnings += _where_to_look(paths, wanted)
         if asked.prepare or not asked.wait:
@@ -304,6 +306,12 @@ def _first_turn(crank: CommandCrank) -> Turn:
         name, command = crank.paths.id, called(crank.paths)
         settings().warn(f"{name} is made, but perhaps not queued: hpcdet resume or rm {command}")
         raise
+
+
+def _why_no_job(crank: CommandCrank) -> str:
+    """Return what an experiment waits for of which no job was submitted, for people."""
+    waits = [str(wait["reason"]) for wait in crank.holder.lease.waits]
+    return f"no job is submitted yet: {'; '.join(waits) or 'the next turn submits it'}"
 
 
 def _item(paths: ExperimentPaths, wanted: SubmitRequest) -> SubmitView:
