@@ -259,6 +259,15 @@ def test_only_what_waits_is_pruned(tmp_path: Path, fake_pbs: Fake) -> None:
     assert len(calls(tmp_path, "qdel")) == 3
 
 
+def test_of_a_held_array_what_has_begun_is_not_pruned(tmp_path: Path, fake_pbs: Fake) -> None:
+    fake_pbs("qdel", "true")
+    fake_pbs("qstat", f"cat {OUTPUTS}/array-held.json")
+    states = [task.state for task in scheduler().query([Job("29[].vm", 5)])["29[].vm"]]
+    assert states == [RUNNING, *[PENDING] * 4]
+    scheduler().prune("29[].vm")
+    assert calls(tmp_path, "qdel") == ["qdel 29[1-4].vm"]
+
+
 def test_what_runs_of_a_user_and_of_a_project_is_counted(tmp_path: Path, fake_pbs: Fake) -> None:
     fake_pbs(
         "qselect",

@@ -96,14 +96,14 @@ class PbsScheduler:
 
     def prune(self, job: str) -> None:
         """See ``base.Prunes``."""
-        rows = [row for row in pbs_query.rows([job]) if row.state in _WAITING]
-        if not pbs_ids.is_array(job):
-            tasks = [row.id for row in rows]
+        rows = pbs_query.rows([job])
+        waiting = [row for row in rows if row.state in _WAITING]
+        if waiting == rows:
+            tasks = [row.id for row in rows if row.id == job]  # none of it has begun
         else:
-            waiting = sorted(pbs_ids.job_and_index(row.id)[1] for row in rows if row.id != job)
-            tasks = [pbs_ids.task_range(job, *ends) for ends in _ranges(waiting)]
-            if rows and any(row.id == job for row in rows):
-                tasks = [job]  # none of it has begun
+            # an array that is held is itself in such a state, whatever its tasks do
+            indices = sorted(pbs_ids.job_and_index(row.id)[1] for row in waiting if row.id != job)
+            tasks = [pbs_ids.task_range(job, *ends) for ends in _ranges(indices)]
         for task in tasks:
             self._change("qdel", task)
 
