@@ -20,6 +20,9 @@ pytestmark = [pytest.mark.pbs, pytest.mark.xdist_group("pbs")]
 PACE = 0.2
 """Seconds per batch until the disturbance; a trial is 40 batches."""
 
+LATE = 2.0
+"""Seconds per batch from there on: a blow falls before the trial's end, however long it takes."""
+
 _references: dict[tuple[int, int], str] = {}
 
 
@@ -92,6 +95,7 @@ def test_a_disturbed_trial_ends_with_the_bits_of_an_undisturbed_one(
     step = dice(disturb.__name__).randrange(6, 20)
     run = lab.run(sized(2, nodes), mode, launcher=launcher(nodes), pace=PACE)
     run.until_batches(step)
+    run.faster(LATE)
     disturb(run)
     run.until_attempts(2)
     run.faster()
