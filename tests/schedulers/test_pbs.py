@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hpcdet.errors import Unavailable
+from hpcdet.jobs.diagnosis import tried_submissions
 from hpcdet.schedulers.common.base import Job, SubmissionRefused, TaskState, Usage
 from hpcdet.schedulers.common.request import UserOptions
 from hpcdet.schedulers.pbs.pbs_script import SCRIPT
@@ -97,6 +98,13 @@ def test_a_submission_of_unknown_outcome_is_looked_for_and_not_given_up(
     with pytest.raises(SubmissionRefused, match="no qsub on PATH") as caught:
         scheduler().submit(submission(tmp_path))
     assert caught.value.refusal.kind == "unavailable"
+
+
+def test_a_job_that_nobody_has_tried_is_not_called_accepted(tmp_path: Path, fake_pbs: Fake) -> None:
+    fake_pbs("qsub", "echo 42.vm")
+    [found] = tried_submissions.findings(scheduler().site)
+    assert (found.level, found.check) == ("skipped", "partition")
+    assert "no trial submission" in found.what and not calls(tmp_path, "qsub")
 
 
 def test_commands_off_the_path_are_those_of_the_installation(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.checks import site_lint
-from hpcdet.jobs.diagnosis.finding import SiteFinding
+from hpcdet.jobs.diagnosis.finding import SiteFinding, skipped
+from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import Submission, SubmissionRefused
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site
@@ -25,7 +26,8 @@ def findings(site: Site) -> Iterator[SiteFinding]:
             script = Path(place) / "job.sh"
             try:
                 script.write_text(site_lint.script_of(site, "worker", partition))
-                open_scheduler(site).check(Submission("lint-7f3a-1", "hpcdet:lint", script, 1, 1))
+                small = Submission("lint-7f3a-1", "hpcdet:lint", script, 1, 1)
+                answer = open_scheduler(site).check(small)
             except SubmissionRefused as refused:
                 said = f"{_of(partition)} is refused: {refused.refusal.message}"
                 wrong = refused.refusal.kind == "invalid"
@@ -35,7 +37,12 @@ def findings(site: Site) -> Iterator[SiteFinding]:
             except HpcdetError:
                 continue
             else:
-                yield SiteFinding("ok", f"{_of(partition)} would be accepted", check="partition")
+                if answer or not opening.of(site).cluster:
+                    what = f"{_of(partition)} would be accepted"
+                    yield SiteFinding("ok", what, check="partition")
+                else:
+                    why = f"{_of(partition)}: {site.scheduler} has no trial submission"
+                    yield skipped("partition", why, "hpcdet site check --job submits a job")
 
 
 def _of(partition: str | None) -> str:
