@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hpcdet.control.fleet import running_limits
 from hpcdet.control.leader import daemon_registry
 from hpcdet.store.folder.layout import ExperimentPaths
 from tests.commands import Cli
@@ -119,6 +120,17 @@ def test_the_worker_verb_is_hidden_and_wired(cli: Cli, monkeypatch: pytest.Monke
     cli("worker", "EXP", "--submission", "2", "--index", "3", "--digest", "d", code=85)
     assert heard == [("EXP", 2, 3, "d")]
     assert "  worker" not in cli("--help").out
+
+
+def test_a_submission_without_a_job_says_what_it_waits_for(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = running_limits.Room(0, {}, "limits.max_running: 2 of site here")
+    monkeypatch.setattr(running_limits, "room", lambda *_: full)
+    cli("init", tmp_path / "work")
+    said = cli("submit", tmp_path / "work" / "random.yaml", "--site", "local", "--no-test")
+    assert "warning: no job is submitted yet: limits.max_running: 2 of site here" in said.err
+    assert "local-" not in said.out
 
 
 def test_no_searcher_stays_where_the_site_forbids_it(cli: Cli, tmp_path: Path) -> None:
