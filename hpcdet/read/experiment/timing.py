@@ -277,6 +277,11 @@ def _timing(line: Line) -> Mapping[str, float]:
 # -- what to do about it -----------------------------------------------------------------------
 
 
+_MORE_LOADERS = "more num_workers for its DataLoader, and resources.cpus_per_slot for them"
+SLOW_DATA = 0.15
+"""Share of the time that waits for data, above which loading is slow."""
+
+
 @dataclass(frozen=True)
 class TimingFinding:
     """One cause of slow steps, and its remedy."""
@@ -292,7 +297,7 @@ def findings(trial: GatheredTrial) -> list[TimingFinding]:
         return []
     found: list[tuple[float, TimingFinding]] = []
     for phase, most, next in (
-        ("data", 0.15, "more num_workers for its DataLoader, and resources.cpus_per_slot for them"),
+        ("data", SLOW_DATA, _MORE_LOADERS),
         ("communication", 0.30, "a larger batch for each slot, aggregation_frequency, fewer slots"),
         ("checkpoint", 0.05, "a longer checkpoint_every_s or min_checkpoint_period"),
         ("validation", 0.30, "a longer min_validation_period"),

@@ -179,7 +179,9 @@ def _memory(times: timing.Times, config: Resolved) -> int | None:
 def _suggestions(row: EfficiencyView, trial: GatheredTrial) -> list[SuggestionView]:
     found = []
     cores, cpus = row.cpu_cores, row.cpus
-    if cores is not None and cpus > 1 and cores < _LITTLE * cpus:
+    # where the data is slow, idle cores are what its loading lacks
+    fast = row.phases.get("data", 0.0) <= timing.SLOW_DATA
+    if cores is not None and cpus > 1 and cores < _LITTLE * cpus and fast:
         why = f"{cores:.1f} of {cpus} cores were busy"
         found.append(SuggestionView("resources.cpus_per_slot", max(1, math.ceil(cores)), why))
     peak, memory = row.memory_peak_bytes, row.memory_bytes
