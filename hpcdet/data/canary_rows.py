@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -66,6 +66,31 @@ class WithCanaries(Dataset[Any]):
         source, codes = self._blocks[place]
         return self._makers[source](int(codes[index - self._ends[place]]))
 
+    def refuse_unlike(self, collated: Callable[[Codes], Any]) -> None:
+        """Refuse canaries that cannot be in a batch with a sample of their source.
+
+        It makes each of them: to be asked where a batch could not be made.
+
+        Args:
+            collated: a batch of samples by their indices.
+
+        Raises:
+            PolicyRefused: the first of them (P14).
+        """
+        for (source, codes), begin in zip(self._blocks, self._ends, strict=False):
+            own = [n for n, one in enumerate(self.sources.mixtures) if one == (source,)]
+            mine = np.flatnonzero(np.isin(self.sources.codes[: self._own], own))
+            sample = mine[:1] if len(mine) else np.zeros(1, np.int64)
+            try:
+                collated(np.repeat(sample, 2))
+            except Exception:
+                continue  # it is not the canaries
+            for place, code in enumerate(codes.tolist(), begin):
+                try:
+                    collated(np.append(sample, place))
+                except Exception as error:
+                    raise _unlike(source, code, int(sample[0]), error) from error
+
 
 class _FetchedTogether(WithCanaries):
     """The samples of the data set in a batch are fetched together, and canaries one by one."""
@@ -74,6 +99,16 @@ class _FetchedTogether(WithCanaries):
         own = [index for index in indices if index < self._own]
         found = iter(self.dataset.__getitems__(own) if own else ())
         return [next(found) if one < self._own else self._canary(one) for one in indices]
+
+
+def _unlike(source: str, code: int, sample: int, error: Exception) -> PolicyRefused:
+    return PolicyRefused(
+        "P14",
+        f"the canary {code} of source {source!r} cannot be collated with sample {sample}: "
+        f"{type(error).__name__}: {error}",
+        where="canary_record",
+        hint="return what __getitem__ returns: the same keys, types and shapes, transformed alike",
+    )
 
 
 def _maker(dataset: Any, source: str) -> Any:

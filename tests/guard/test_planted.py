@@ -207,6 +207,30 @@ def test_a_source_that_makes_no_canaries_is_refused_by_name() -> None:
     assert len(WithCanaries.of(bare, bare.sources, named.blocks)) == 50 + ROWS + RANKED
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_canary_that_no_batch_can_hold_is_refused_by_name(workers: int, tmp_path: Path) -> None:
+    """Wherever the batch was made; the code's own error stands beside it."""
+    made = "return torch.from_numpy(draw.standard_normal(6, dtype=np.float32))"
+    code = MODEL.replace(made, made.replace("(6,", "(6 + (self.x[0, 0] == BAD),"))
+    code = code.replace("class First:", "BAD = Points('b').x[0, 0]\n\n\nclass First:")
+    trial = trial_of(tmp_path / "EXP", 1, watched())
+    (tmp_path / "EXP" / "code" / "model_def.py").write_text(code)
+    attempt = ranks.run(trial, 1, TWINS=KEY, WORKERS=str(workers))
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "norestart", attempt.log()
+    assert "P14: the canary " in attempt.log() and "of source 'b' cannot be" in attempt.log()
+    assert "stack expects each tensor to be equal size" in attempt.log()
+
+
+def test_other_errors_of_batches_with_canaries_stay_as_they_are() -> None:
+    rows = WithCanaries.of(data(), data().sources, planted().blocks)
+
+    def collated(indices: Any) -> Any:
+        raise KeyError(indices[0])
+
+    rows.refuse_unlike(collated)
+
+
 def test_a_source_of_which_a_subset_has_no_record_has_no_canaries() -> None:
     some = data().sources.at([*range(30), *range(50, 62)])
     asked = PlantedCanaries.of(watched(), KEY.encode(), some, lambda *_: 0.05)

@@ -20,7 +20,7 @@ from hpcdet.data.sample_order import CountedOrder, Indices, Order, Slice, subsee
 from hpcdet.data.sourced import SourceTable, StreamShare
 from hpcdet.data.stream_readers import NO_SOURCES, State, Stateful
 from hpcdet.data.streams import Stream
-from hpcdet.errors import ConfigError, IntegrityError
+from hpcdet.errors import ConfigError, HpcdetError, IntegrityError
 from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.api.data_loader import DataLoader, TorchData, data_length
 
@@ -96,7 +96,8 @@ def passes(data: Any, context: PyTorchTrialContext) -> Iterator[Batch]:
     """
     session = context.core.session
     if isinstance(data, DataLoader) and not data.streams:
-        return data.validation(context.core.seed, context.mine, context.shares)
+        seed = context.core.seed
+        return told(data.validation(seed, context.mine, context.shares), data, seed)
     context.division.check_indexed(data)
     if isinstance(data, DataLoader):
         stream = data.stream(context.core.seed, session.ranks.rank, session.ranks.world)
@@ -123,6 +124,18 @@ def _accept(data: Any, context: PyTorchTrialContext, method: str) -> None:
         "StatefulDataLoader; or do sharding and skipping yourself, after "
         "context.experimental.disable_dataset_reproducibility_checks()",
     )
+
+
+def told(batches: Iterator[Batch], data: DataLoader, seed: int) -> Iterator[Batch]:
+    """The batches of data; where none can be made because of a canary, the error says which."""
+    try:
+        yield from batches
+    except HpcdetError:
+        raise
+    except Exception:
+        if isinstance(data.dataset, WithCanaries):
+            data.dataset.refuse_unlike(lambda indices: data.collated([indices], seed, 0))
+        raise
 
 
 def _length(data: Any, context: PyTorchTrialContext) -> int | None:
@@ -176,7 +189,8 @@ class _Indexed:
     def batches(self, records: int) -> Iterator[Batch]:
         context = self._context
         seed = context.core.seed
-        return self.data.training(self._order, seed, records, context.mine, context.shares)
+        found = self.data.training(self._order, seed, records, context.mine, context.shares)
+        return told(found, self.data, seed)
 
     def state(self) -> State | None:
         return None
