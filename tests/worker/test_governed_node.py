@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import socket
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from hpcdet.jobs.script import requirements
+from hpcdet.policy.changes.change_writer import ChangeWriter
+from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
+from hpcdet.policy.compiled import PolicyText, TrustedKey
+from hpcdet.policy.keys import key_files
 from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.schedulers.slurm import slurm_inside
 from hpcdet.schedulers.slurm.answers import slurm_features
 from hpcdet.site_files import load_site
 from hpcdet.store.config import resolved_config
+from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.train.attempt import node_proof
 from hpcdet.worker.allocation.governed_node import GovernedNode
 from tests import experiments as x
 from tests import governed_nodes
@@ -76,6 +86,35 @@ def test_it_hears_of_a_statement_that_ends_while_it_works(place: Place) -> None:
     assert node.refusal() == ""
     place.nodes.spoil("copied", "n1")
     assert "is of node elsewhere, and this is n1" in node.refusal()
+
+
+def test_a_site_key_that_the_policy_trusts_no_more_attests_nothing(place: Place) -> None:
+    """Neither to a worker that works already, nor to a rank, nor to a job that is asked for."""
+    other = key_files.public(Ed25519PrivateKey.generate())
+    keys = [TrustedKey("old", "site", place.nodes.public), TrustedKey("new", "site", other)]
+    trusting = dataclasses.replace(place.policy, trust=tuple(keys))
+    place.paths.compiled_policy.write_text(trusting.to_json())
+    place.nodes.attest("n1")
+    place.environ.setattr(slurm_inside, "ask", lambda *_: None)
+    run_key = {"stored": "governance.run_key"}
+    place.paths.secrets.write_text(json.dumps({run_key["stored"]: "5a" * 32}))
+    place.paths.secrets.chmod(0o600)
+    plain = governed_nodes.under(resolved_config.resolve(x.config()), trusting)
+    signer = key_files.public(Ed25519PrivateKey.from_private_bytes(bytes([0x5A]) * 32))
+    governance = Governance("policy.yaml", run_key, digest=trusting.digest, signer=signer)
+    config = dataclasses.replace(plain, governance=governance)
+    node = GovernedNode(place.paths, config, place.site, Allocation("", ("n1",)))
+    assert node.refusal() == ""
+    node_proof.require(place.paths, config)
+    assert requirements.of_experiment(config, place.paths, place.site) is not None
+    fewer = dataclasses.replace(trusting, version=2, trust=(keys[1],))
+    change = ChangeWriter(place.paths, governance).change(PolicyText("", fewer), "it was lost")
+    assert change.change.kind == "tighten"
+    assert "P17" in node.refusal() and "does not trust" in node.refusal()
+    with pytest.raises(PolicyRefused, match=r"P17.*does not trust"):
+        requirements.of_experiment(config, place.paths, place.site)
+    with pytest.raises(GovernanceBroken, match=r"G121.*no trusted key has signed"):
+        node_proof.require(place.paths, config)
 
 
 def test_features_are_read_from_scontrol() -> None:

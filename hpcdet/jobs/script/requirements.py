@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hpcdet.policy import named_policy
+from hpcdet.policy.changes import policy_history
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import NodeGroup
@@ -58,10 +59,23 @@ def of_experiment(experiment: Resolved, paths: ExperimentPaths, site: Site) -> N
 
     Raises:
         PolicyRefused: as ``of_policy``.
-        GovernanceBroken: its policy is gone, damaged, or another one; or its config has lost it.
+        GovernanceBroken: its policy or a change of it is gone, damaged, or another one; or its
+            config has lost it.
+    """
+    policy = on_nodes(experiment, paths)
+    return None if policy is None else of_policy(policy, site)
+
+
+def on_nodes(experiment: Resolved, paths: ExperimentPaths) -> CompiledPolicy | None:
+    """Return the policy by which nodes are judged; None if the experiment has none.
+
+    Raises:
+        GovernanceBroken: as ``of_experiment``.
     """
     policy = named_policy.require(paths, experiment)
-    return None if policy is None else of_policy(policy, site)
+    if policy is None:
+        return None
+    return policy_history.on_nodes(policy, paths, experiment.governance)
 
 
 def refuse_undoing(experiment: Resolved, site: Site, required: NodeRequest) -> None:

@@ -86,6 +86,22 @@ def load(paths: ExperimentPaths, governance: Governance, *, own: bool = True) ->
     return found
 
 
+def on_nodes(
+    submitted: CompiledPolicy, paths: ExperimentPaths, governance: Governance | None
+) -> CompiledPolicy:
+    """Return the policy by which nodes are judged: the newest one of an experiment.
+
+    What it requires of nodes stays as submitted, but not who signs their statements. Where it
+    requires nothing, changes are not read.
+
+    Raises:
+        GovernanceBroken, PolicyRefused: as ``load``.
+    """
+    if governance is None or not submitted.on_nodes.capabilities:
+        return submitted
+    return load(paths, governance, own=False).newest
+
+
 def _records(paths: ExperimentPaths) -> list[Path]:
     """The records of an experiment, in order, none of which is missing.
 

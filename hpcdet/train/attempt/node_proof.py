@@ -22,7 +22,9 @@ def require(experiment: ExperimentPaths, config: Resolved) -> None:
     if policy is None:
         return
     from hpcdet.policy import statements  # most experiments have no policy
+    from hpcdet.policy.changes import policy_history
 
+    policy = policy_history.on_nodes(policy, experiment, config.governance)
     demand = statements.demand_of(policy, experiment.site)
     if demand is not None:
         statements.verify(demand, node_name())

@@ -7,7 +7,7 @@ import socket
 
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs.script import requirements
-from hpcdet.policy import named_policy, statements
+from hpcdet.policy import statements
 from hpcdet.policy.statements import NodeDemand
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.allocation import Allocation
@@ -35,7 +35,6 @@ class GovernedNode:
         self._inside = opening.of(site).inside
         self.name = self._inside.node_name(os.environ)
         self._asked: NodeRequest | None = None
-        self._demand: NodeDemand | None = None
         self._shown: str | None = None
         self._free = False
 
@@ -48,10 +47,10 @@ class GovernedNode:
         if self._free:
             return ""
         try:
-            self._demand = self._demand or self._read()
-            if self._demand is None:
+            demand = self._read()  # anew: the policy may have changed
+            if demand is None:
                 return ""
-            statements.verify(self._demand, self.name)
+            statements.verify(demand, self.name)
         except HpcdetError as error:
             return str(error)
         if self._shown is None:
@@ -60,7 +59,7 @@ class GovernedNode:
 
     def _read(self) -> NodeDemand | None:
         """Return what the policy demands; None, from now on, if it demands nothing of nodes."""
-        policy = named_policy.require(self._opened, self._experiment)
+        policy = requirements.on_nodes(self._experiment, self._opened)
         self._asked = None if policy is None else requirements.of_policy(policy, self._site)
         self._free = self._asked is None
         return None if policy is None else statements.demand_of(policy, self._opened.site)
