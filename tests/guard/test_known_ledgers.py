@@ -128,6 +128,10 @@ def flip(found: list[bytes]) -> None:
     found[place] = found[place].replace(b'"dropped":0', b'"dropped":1')
 
 
+def half(found: list[bytes]) -> None:
+    found[8:] = [found[8][: len(found[8]) // 2]]
+
+
 def one_more(state: dict[str, Any]) -> None:
     state["exposure"]["rows"]["a"] += 1
 
@@ -149,6 +153,7 @@ TAMPERS: dict[str, tuple[str, Callable[[TrialPaths], Any]]] = {
     "a flipped byte": ("G104", lambda trial: lines(trial, flip)),
     "a record dropped": ("G104", lambda trial: lines(trial, lambda found: found.pop(3))),
     "cut": ("G105", lambda trial: lines(trial, lambda found: found.__delitem__(slice(8, None)))),
+    "cut within a line": ("G105", lambda trial: lines(trial, half)),
     "gone": ("G105", lambda trial: trial.attempt(1).ledger.unlink()),
     "rewritten": ("G105", lambda trial: rewritten(trial, lambda _: None)),
     "head in the manifest": (
@@ -217,6 +222,30 @@ def test_damage_behind_the_checkpoint_does_not_stop_it(trial: TrialPaths) -> Non
 
 
 # -- whole attempts ---------------------------------------------------------------------------
+
+
+def test_an_older_checkpoint_in_the_place_of_a_newer_one_is_taken_for_what_it_is(
+    trial: TrialPaths, tmp_path: Path
+) -> None:
+    """Its step and its record are its own, whatever its folder is called: the same bits follow."""
+    shutil.copytree(trial.root.parent.parent, tmp_path / "control" / "EXP", symlinks=True)
+    control = ExperimentPaths(tmp_path / "control" / "EXP").trial(1)
+    older, *_, last = sorted(path for path in trial.checkpoints.glob("*.g*") if path.name[0] != ".")
+    shutil.rmtree(last)
+    shutil.copytree(older, last)
+    ended = []
+    for one in (trial, control):
+        attempt = ranks.run(one, 1)
+        verdict = attempt.verdict()
+        assert verdict is not None and verdict.verdict == "done", attempt.log()
+        checks = [check for line in attempt.lines() for check in line.get("checks", ())]
+        lost = next(check["detail"] for check in checks if check["code"] == "G106")
+        ended.append((int(lost.partition("records ")[2].partition(" ")[0]), *state_of(one)))
+    (more, digest, state), (fewer, wanted, control_state) = ended
+    assert more < fewer  # what is lost begins earlier
+    same_bits(digest, wanted)
+    np.testing.assert_array_equal(state["E"], control_state["E"])
+    sound(trial)
 
 
 def test_a_wrong_ledger_stops_the_trial_and_no_older_checkpoint_is_taken(
