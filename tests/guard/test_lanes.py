@@ -185,7 +185,7 @@ def test_a_lane_that_leaks_is_refused(kind: str, tmp_path: Path) -> None:
 
 UNPROVEN: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "scaler": ({"scaler": True}, {}, "P11: a scaler of gradients"),
-    "together": ({"optimizer": "LBFGS", "options": {}}, {}, "P11: LBFGS steps"),
+    "together": ({"optimizer": "LBFGS", "options": {}}, {}, "P15: LBFGS runs"),
     "no room": ({"small": True}, FSDP2, "P11: isolation cannot be shown"),
 }
 

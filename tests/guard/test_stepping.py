@@ -248,3 +248,73 @@ def test_a_scaler_steps_an_optimizer_whose_layers_admit_nothing() -> None:
     scaler.update()
     assert all(map(torch.equal, before, loop.model[0].parameters()))
     assert loop.guard.optimizers.nulls["low"] == 1
+
+
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}),
+    "nesterov": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "foreach": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "foreach": True}),
+    "amsgrad": (torch.optim.AdamW, {"lr": 0.1, "amsgrad": True}),
+    "fused": (torch.optim.Adam, {"lr": 0.1, "fused": True}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.1}),
+    "rmsprop": (torch.optim.RMSprop, {"lr": 0.1, "momentum": 0.9, "centered": True}),
+    "adafactor": (torch.optim.Adafactor, {"lr": 0.1}),
+    "nadam": (torch.optim.NAdam, {"lr": 0.1}),
+    "radam": (torch.optim.RAdam, {"lr": 0.1}),
+    "adamax": (torch.optim.Adamax, {"lr": 0.1}),
+    "adadelta": (torch.optim.Adadelta, {"lr": 0.1}),
+    "asgd": (torch.optim.ASGD, {"lr": 0.1, "weight_decay": 0.1}),
+    "rprop": (torch.optim.Rprop, {"lr": 0.1}),
+}
+
+
+def bits(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: one.detach().clone() for name, one in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_no_optimizer_moves_a_closed_layer_by_what_it_keeps(kind: str) -> None:
+    """Where a step's rows may not change it, and after it has forgotten what a source has left."""
+    make, options = OPTIMIZERS[kind]
+    loop = Loop()
+    optimizer = make(loop.model.parameters(), **options)
+    loop.guard.optimizers.watch(optimizer)
+    for counts in ((4, 3, 2), (2, 5, 1)):
+        loop.backward(loop.rows(*counts))
+        loop.step(optimizer)
+    assert optimizer.state[loop.model.get_parameter("0.weight")]
+    before = bits(loop.model)
+    loop.backward(loop.rows(0, 5, 2))  # b and c may not change the layer "low"
+    loop.step(optimizer)
+    after = bits(loop.model)
+    for name in before:
+        assert torch.equal(before[name], after[name]) == (LAYER[name[0]] == 0), name
+    loop.guard.optimizers.forget([0, 1, 2])
+    anew = Loop()
+    anew.model.load_state_dict(loop.model.state_dict())
+    fresh = make(anew.model.parameters(), **options)
+    anew.guard.optimizers.watch(fresh)
+    for counts in ((4, 3, 2), (1, 1, 1)):
+        batch = loop.rows(*counts)
+        for one, steps in ((loop, optimizer), (anew, fresh)):
+            one.backward(batch)
+            one.step(steps)
+        for name, wanted in bits(anew.model).items():
+            assert torch.equal(loop.model.get_parameter(name), wanted), name
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("how", ["watch", "adopt"])
+def test_lbfgs_is_refused_by_name(how: str, inside: bool) -> None:
+    """Its one direction would move a closed layer by what it has had of gradients before."""
+
+    class Around(torch.optim.SGD):
+        base: torch.optim.Optimizer
+
+    loop = Loop()
+    optimizer: torch.optim.Optimizer = torch.optim.LBFGS(loop.model.parameters())
+    if inside:
+        around = Around(loop.model.parameters(), lr=0.1)
+        around.base, optimizer = optimizer, around
+    with pytest.raises(PolicyRefused, match="P15: LBFGS"):
+        getattr(loop.guard.optimizers, how)(optimizer)

@@ -16,8 +16,11 @@ Models = Mapping[str, torch.nn.Parameter]
 """Parameters by number of their model and name."""
 Digests = dict[str, str]
 """SHA-256 of parameters, by name."""
-_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
-"""What torch's optimizers keep of gradients."""
+_MOMENTS = (
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),
+    *("grad_avg", "acc_delta", "row_var", "col_var", "variance", "prev"),
+)
+"""What torch's optimizers keep of gradients, and have not before the first one."""
 
 
 def digests(guard: Guard, parameters: Models, policy: CompiledPolicy | None = None) -> Digests:

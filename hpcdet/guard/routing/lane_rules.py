@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 
-import torch
 from torch import nn
 
 from hpcdet.data.source_lanes import KnownRows, Lane
@@ -89,21 +88,6 @@ def _names(sources: Set[str]) -> str:
 
 
 # -- what isolation cannot be shown for -----------------------------------------------------
-
-
-def refuse_together(policy: CompiledPolicy, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose step of one parameter depends on gradients of others.
-
-    Raises:
-        PolicyRefused: it is one, and the policy wants isolation (P11).
-    """
-    if policy.assurance == "isolated" and isinstance(optimizer, torch.optim.LBFGS):
-        raise PolicyRefused(
-            "P11",
-            "LBFGS steps along a direction of all parameters together, lanes among them",
-            where="wrap_optimizer",
-            hint="use an optimizer that steps each parameter by its own gradient, such as AdamW",
-        )
 
 
 def refuse_scaler(policy: CompiledPolicy) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from hpcdet.guard.routing import lane_rules
 from hpcdet.guard.routing.governed_models import GovernedModels
 from hpcdet.guard.stepping.untouched import Untouched
 from hpcdet.guard.stepping.windows import Vector, Window
@@ -48,9 +47,9 @@ class GovernedOptimizers:
         """Account for the steps of an optimizer.
 
         Raises:
-            PolicyRefused: it steps parameters of lanes and others together (P11).
+            PolicyRefused: it steps all parameters along one direction (P15).
         """
-        lane_rules.refuse_together(self._policy, optimizer)
+        _refuse_together(optimizer)
         if not self._claim(optimizer):
             self._windows.append(Window(len(self._models)))
         self.watched.append(optimizer)
@@ -66,10 +65,12 @@ class GovernedOptimizers:
         Of windows that were loaded it gets the one of its parameters.
 
         Raises:
-            PolicyRefused: which passes since then are its own is unknown (P15).
+            PolicyRefused: which passes since then are its own is unknown, or it steps all
+                parameters along one direction (P15).
         """
         if any(one is optimizer for one in self.watched):
             return
+        _refuse_together(optimizer)
         if not self._claim(optimizer):
             if self._began is None:
                 raise _unknown("others have stepped and trained on before its first step")
@@ -309,6 +310,17 @@ def _nested(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
         inner = (each for each in vars(one).values() if isinstance(each, torch.optim.Optimizer))
         found += [each for each in inner if all(each is not known for known in found)]
     return found
+
+
+def _refuse_together(optimizer: torch.optim.Optimizer) -> None:
+    if any(isinstance(one, torch.optim.LBFGS) for one in _nested(optimizer)):
+        raise PolicyRefused(
+            "P15",
+            "LBFGS runs backward passes within its step, and steps all layers along one direction "
+            "by what all of them have had of gradients",
+            where="wrap_optimizer",
+            hint="use an optimizer that steps each parameter by its own gradient, such as AdamW",
+        )
 
 
 def _let_see(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
