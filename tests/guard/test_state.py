@@ -15,6 +15,7 @@ from torch import nn
 from hpcdet.data.sample_order import Order, shuffled
 from hpcdet.data.sourced import Sourced
 from hpcdet.guard.guard import Guard
+from hpcdet.guard.resume import closed_layers
 from hpcdet.guard.resume.governance_state import GovernanceState
 from hpcdet.policy.changes.policy_in_effect import PolicyInEffect
 from hpcdet.policy.codes import GovernanceBroken
@@ -159,7 +160,7 @@ def test_a_layer_that_nothing_may_change_must_be_as_it_was() -> None:
         changed.load(saved, trial.records)
 
 
-@pytest.mark.parametrize("slot", ["momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"])
+@pytest.mark.parametrize("slot", closed_layers._MOMENTS)
 def test_no_optimizer_holds_a_moment_of_a_layer_that_nothing_may_change(slot: str) -> None:
     frozen = policy(((0.0, 1.0, 1.0),) * 3)
     trial = Trial(frozen).train(3)
