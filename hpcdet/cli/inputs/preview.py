@@ -15,7 +15,7 @@ from hpcdet.cli.frame.output import Column, Output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.inputs.load_request import SubmitRequest
 from hpcdet.cli.inputs.waiting import Waiting
-from hpcdet.control.fleet import worker_count
+from hpcdet.control.fleet import capacity
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs.create import create
 from hpcdet.jobs.script import lanes, submission
@@ -68,7 +68,7 @@ def _first_submission(wanted: SubmitRequest, waiting: Waiting) -> tuple[Experime
     trials = max(1, min(searcher.max_trials, searcher.max_concurrent_trials or searcher.max_trials))
     workers = lanes.tasks(trials, wanted.resolved.lanes)
     most = wanted.site.limits.max_array
-    tasks = min(most, workers + worker_count.spares(wanted.resolved, wanted.site, workers))
+    tasks = min(most, workers + capacity.spares(wanted.resolved, wanted.site, workers))
     intent = Intent(
         number=1,
         name=f"{name}-1",

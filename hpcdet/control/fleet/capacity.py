@@ -1,4 +1,4 @@
-"""The number of workers that a number of trials needs, where each runs several side by side."""
+"""The number of workers, spare ones too, that trials need; each may run several side by side."""
 
 from __future__ import annotations
 
@@ -91,3 +91,20 @@ def _takes_nothing_more(site: Site, place: TaskPlace) -> bool:
     wishes = can.requeue == "user" and leaving in ("time", "signal")
     returns = wishes or (can.rerun == "server" and leaving == "signal")
     return bool(leaving) and not returns
+
+
+def spares(resolved: Resolved, site: Site, workers: int) -> int:
+    """Return how many spare tasks to submit for a number of workers.
+
+    Only where no process can submit others later. Unless the config sets the number: enough for
+    each worker to be replaced ``max_restarts`` times, and for a task for each trial where each
+    runs in its own.
+    """
+    if not site.capabilities.nobody_submits:
+        return 0
+    if resolved.worker.spares is not None:
+        return resolved.worker.spares
+    again = workers * max(1, resolved.max_restarts)
+    if resolved.worker.mode == "per_trial":
+        again += max(0, resolved.searcher.max_trials - workers)
+    return again

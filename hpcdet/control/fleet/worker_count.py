@@ -28,9 +28,7 @@ from hpcdet.schedulers.common.base import (
     SubmissionRefused,
     TaskState,
 )
-from hpcdet.site.models import Site
 from hpcdet.store.config import overrides
-from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, Intent, Submitted, WorkerClaim, WorkerEnd
 from hpcdet.store.fs import files
@@ -232,7 +230,7 @@ def _open_intents(paths: ExperimentPaths, watch: Watch) -> Iterator[Intent]:
 def _intend(holder: Holder, live: int, missing: int, room: Room | None) -> Intent | None:
     """Decide on a new submission, as wide as the scheduler accepts, and as the site allows."""
     limits, able = holder.hands.site.limits, holder.hands.scheduler.capabilities()
-    spared = spares(holder.resolved, holder.hands.site, missing)
+    spared = capacity.spares(holder.resolved, holder.hands.site, missing)
     width = min(missing + spared, holder.pace.width, limits.max_array, able.max_array_tasks)
     for most in (limits.max_submit, able.max_submit):
         if most is not None:
@@ -366,23 +364,6 @@ def later(holder: Holder, why: str) -> None:
     wait = min(RETRY_S, max(1.0, holder.hands.site.limits.poll_min_s))
     holder.pace.throttled_until = holder.hands.clock() + wait
     holder.actions.append(f"scheduler asked again later: {why}")
-
-
-def spares(resolved: Resolved, site: Site, workers: int) -> int:
-    """Return how many spare tasks to submit for a number of workers.
-
-    Only where no process can submit others later. Unless the config sets the number: enough for
-    each worker to be replaced ``max_restarts`` times, and for a task for each trial where each
-    runs in its own.
-    """
-    if not site.capabilities.nobody_submits:
-        return 0
-    if resolved.worker.spares is not None:
-        return resolved.worker.spares
-    again = workers * max(1, resolved.max_restarts)
-    if resolved.worker.mode == "per_trial":
-        again += max(0, resolved.searcher.max_trials - workers)
-    return again
 
 
 def _excluded(holder: Holder) -> list[str]:
