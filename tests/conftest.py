@@ -61,9 +61,12 @@ def hear_signals() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _signals_as_before() -> Iterator[None]:
-    """Handlers that code under test installs in this process end with their test."""
+def _process_as_before() -> Iterator[None]:
+    """Handlers and the umask that code under test sets in this process end with their test."""
+    mask = os.umask(0o022)
+    os.umask(mask)
     yield
+    os.umask(mask)
     hear_signals()
 
 

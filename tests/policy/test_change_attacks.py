@@ -120,6 +120,7 @@ def test_another_user_changes_nothing(how: str) -> None:
         Path(root).chmod(0o755)
         his.writer().override("G117", "planted")
         if how == "plants a record":
+            mine.paths.root.chmod(0o755)
             mine.paths.policy_changes.mkdir(0o777)
             mine.paths.policy_changes.chmod(0o777)
         elif how == "plants the folder":
