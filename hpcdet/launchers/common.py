@@ -24,7 +24,8 @@ class StepRequest:
         nodes, ranks, ranks_per_node, cpus_per_rank: the size of the step.
         memory_per_node: bytes; None: what there is.
         name: for people.
-        lanes: steps side by side in this allocation.
+        lanes: steps side by side on these nodes.
+        hosts: the nodes that it has of a larger allocation; (): it may be on any of them.
         gpus: that the scheduler says it has granted on this node; 0: it does not say.
         mpi: ranks speak MPI.
         args, command: the site's, and the launcher's own name if "".
@@ -42,6 +43,7 @@ class StepRequest:
     memory_per_node: int | None
     name: str
     lanes: int
+    hosts: tuple[str, ...]
     gpus: int
     mpi: bool
     args: tuple[str, ...]

@@ -29,7 +29,9 @@ class Mpiexec:
         """See ``common.RankLauncher``."""
         argv = (
             *(request.command or self.command, "-n", str(request.ranks)),
-            *("-ppn", str(request.ranks_per_node), *request.daemons.arguments, *request.args),
+            *("-ppn", str(request.ranks_per_node)),
+            *(request.daemons.arguments or _hosts(request)),
+            *request.args,
         )
         environ = {**request.environ, **request.daemons.environment}
         return Launch((*argv, *request.rank), environ, ({},), True, Signals.SIGINT)
@@ -58,6 +60,10 @@ class Mpiexec:
     def lost_node(self, said: str) -> bool:
         """See ``common.RankLauncher``."""
         return False
+
+
+def _hosts(request: StepRequest) -> tuple[str, ...]:
+    return ("-hosts", ",".join(request.hosts)) if request.hosts else ()
 
 
 def _killed(text: str) -> int:

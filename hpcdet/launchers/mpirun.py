@@ -34,7 +34,7 @@ class Mpirun:
             *(request.command or self.command, "-np", str(request.ranks)),
             # what is free has been counted by the scheduler, or by the local backend
             *("--map-by", f"ppr:{request.ranks_per_node}:node:OVERSUBSCRIBE", "--bind-to", "none"),
-            *request.daemons.arguments,
+            *(request.daemons.arguments or _hosts(request)),
             *_sent(request),
             *request.args,
         )
@@ -68,9 +68,15 @@ class Mpirun:
         return _LOST.search(said) is not None
 
 
+def _hosts(request: StepRequest) -> Iterator[str]:
+    if request.hosts:
+        yield "-host"
+        yield ",".join(f"{host}:{request.ranks_per_node}" for host in request.hosts)
+
+
 def _sent(request: StepRequest) -> Iterator[str]:
     """Yield the options by which variables reach the ranks; their values are in no command line."""
-    if request.daemons.own and request.nodes > 1:
+    if request.daemons.own and (request.nodes > 1 or request.hosts):
         kept = (*_OF_A_NODE, *request.daemons.own)
         for name in sorted(request.environ):
             if _NAME.fullmatch(name) and not name.startswith(kept):

@@ -29,6 +29,7 @@ _NOTICES = (signal.SIGTERM, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 _SIGNALED = 256
 _STATUS = re.compile(r"exit status (-?\d+)")
+_HOST = "HPCDET_RANK_HOST"
 _OF_A_NODE = ("PBS_", "TMPDIR", "HOSTNAME")
 
 
@@ -44,7 +45,7 @@ class Pbsdsh:
     def step(self, request: StepRequest) -> Launch:
         """See ``common.Launcher``."""
         ranks = tuple(_rank(number, request) for number in range(request.ranks))
-        if request.nodes == 1:
+        if request.nodes == 1 and not request.hosts:
             return Launch(request.rank, request.environ, ranks, by_launcher=False)
         program = request.command or self.command
         words = (request.python, *_MODULE, program, str(request.folder), "--", *request.rank)
@@ -74,7 +75,8 @@ class Pbsdsh:
 
 def _rank(rank: int, request: StepRequest) -> dict[str, str]:
     here = request.ranks_per_node
-    return {
+    where = {_HOST: request.hosts[rank // here]} if request.hosts else {}
+    return where | {
         "RANK": str(rank),
         "WORLD_SIZE": str(request.ranks),
         "LOCAL_RANK": str(rank % here),
@@ -87,9 +89,11 @@ def start(program: str, folder: Path, rank: list[str], environ: Mapping[str, str
     """Become a rank of this host, or start one elsewhere and return how it ended."""
     lines = Path(environ["PBS_NODEFILE"]).read_text().split()
     number = int(environ["RANK"])
+    if host := environ.get(_HOST):  # of a job that has other trials on its other hosts
+        number = lines.index(host) + int(environ["LOCAL_RANK"])
     if lines[number] == lines[0]:
         os.execvp(rank[0], rank)
-    letter = folder / f"rank-{number}-{secrets.token_hex(8)}.json"
+    letter = folder / f"rank-{environ['RANK']}-{secrets.token_hex(8)}.json"
     carried = {n: value for n, value in environ.items() if not n.startswith(_OF_A_NODE)}
     said = {
         "argv": rank,

@@ -44,7 +44,9 @@ class Srun:
         if not request.mpi:  # what the site says of it comes later, and wins
             options.append(_NO_MPI)
         environ = request.environ
-        if request.lanes > 1:
+        if request.hosts:
+            options.append(f"--nodelist={','.join(request.hosts)}")
+        if request.lanes > 1 or request.hosts:
             options += _part(environ, request)
             environ = {n: value for n, value in environ.items() if not n.startswith(_SIZE)}
         argv = (request.command or self.command, *options, *request.args, *request.rank)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.spending import Spending
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Closed, End, Reason, WorkerEnd
+from hpcdet.store.folder.records import Closed, End, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.worker.allocation import regrowth
 from hpcdet.worker.allocation.governed_node import GovernedNode
+from hpcdet.worker.allocation.node_groups import NodeGroups
 from hpcdet.worker.allocation.notice import Notices
 from hpcdet.worker.allocation.time_left import Remaining
 
@@ -37,7 +39,9 @@ class Departure:
         site: Site,
         notices: Notices,
         remaining: Remaining,
+        *,
         node: GovernedNode,
+        groups: NodeGroups,
     ) -> None:
         self.why = ""
         self.refused: dict[str, str] = {}
@@ -45,9 +49,9 @@ class Departure:
         self._worker = experiment.worker
         self._kill_wait_s = site.limits.kill_wait_s
         self._notices, self._remaining = notices, remaining
-        self._node = node
+        self._node, self._groups = node, groups
         self._told_by = ""
-        self._launch_failures = 0
+        self._launch_failures: Counter[int] = Counter()
         self._drain_until = 0.0
         self._look_at = 0.0
 
@@ -88,15 +92,24 @@ class Departure:
         """
         if why := self._node.refusal():
             self.refused[self._node.name] = why
-        self.why = self.why or ("bad_node" if self.refused else "")
-        return bool(self.refused)
+            self.why = self.why or "bad_node"
+        return bool(why)
 
-    def after(self, end: End, used_up: bool) -> None:
-        """Learn from the end of an attempt. ``used_up``: so was its reservation."""
+    def after(self, end: End, lane: int, used_up: bool) -> None:
+        """Learn from the end of an attempt in a lane. ``used_up``: so was its reservation."""
+        group = self._groups.of(lane)
+        failed = end.reason == "launch_failed"
+        self._launch_failures[group] = self._launch_failures[group] + 1 if failed else 0
         if end.reason == "refused":
             self.refused |= dict.fromkeys(end.nodes, end.error)
-        self.why = self.why or self._reason_after(end.reason, used_up)
-        self.why = self.why or ("bad_node" if end.excludes else "")
+        if end.reason in ("preempted", "walltime") and not used_up:
+            self._told_by = end.reason  # the allocation is what ends, and so all that is in it
+            self.why = self.why or ("time" if end.reason == "walltime" else "signal")
+        if end.excludes or end.reason == "refused" or self._launch_failures[group] >= _BAD_NODE:
+            self._groups.close(group)
+            self.why = self.why or ("bad_node" if self._groups.all_closed else "")
+        if self._worker.mode == "per_trial":
+            self.why = self.why or "idle"
 
     def left_to_drain(self) -> float:
         """Seconds left to copy staged checkpoints; after a notice at most half of the kill wait."""
@@ -118,12 +131,3 @@ class Departure:
             if idle and spending.room() < 1:
                 return "idle"  # what it holds costs, too
         return "" if self._remaining.suffices(self._worker.min_segment_s) else "time"
-
-    def _reason_after(self, reason: Reason, used_up: bool) -> str:
-        self._launch_failures = self._launch_failures + 1 if reason == "launch_failed" else 0
-        if reason in ("preempted", "walltime") and not used_up:
-            self._told_by = reason  # the allocation is what ends, and so all that is in it
-            return "time" if reason == "walltime" else "signal"
-        if self._launch_failures >= _BAD_NODE or reason == "refused":
-            return "bad_node"
-        return "idle" if self._worker.mode == "per_trial" else ""

@@ -30,6 +30,7 @@ from hpcdet.worker import again, avoided_host
 from hpcdet.worker.allocation import regrowth, time_left
 from hpcdet.worker.allocation.fitting import Fitting
 from hpcdet.worker.allocation.governed_node import GovernedNode
+from hpcdet.worker.allocation.node_groups import NodeGroups
 from hpcdet.worker.allocation.notice import Notices
 from hpcdet.worker.allocation.regrowth import Regrowth
 from hpcdet.worker.allocation.time_left import Remaining
@@ -73,8 +74,16 @@ class Worker:
         self.remaining = Remaining(self.allocation.end_at, self.site.limits.signal_lead_s)
         self.heartbeat = Heartbeat(self.me)
         node = GovernedNode(self.opened, self.experiment, self.site, self.allocation)
+        self.groups = NodeGroups(self.experiment, self.allocation)
         self.leaving = Departure(
-            self.paths, self.me, self.experiment, self.site, self.notices, self.remaining, node
+            self.paths,
+            self.me,
+            self.experiment,
+            self.site,
+            self.notices,
+            self.remaining,
+            node=node,
+            groups=self.groups,
         )
         self.fitting = Fitting(self.experiment, self.remaining, self._note)
         self.outlook = Outlook(self.paths)
@@ -103,7 +112,9 @@ class Worker:
         # of a single machine there is no other: only its user may say that it is to be avoided
         asked = self.experiment.resources.exclude_nodes
         if avoided and (opening.of(self.site).cluster or set(avoided) <= set(asked)):
-            return self._leave_host(avoided)
+            self.groups.close_with(avoided)
+            if self.groups.all_closed:
+                return self._leave_host(avoided)
         why = self._take_trials()
         if heard := self.notices.heard():
             self._note_notice(heard)
@@ -173,9 +184,9 @@ class Worker:
                     lane.end()  # it commits nothing more
             else:
                 self.crank.turn()
-            for end, used_up in self._ends():
+            for end, lane in self._ends():
                 idle_since, look_at = time.monotonic(), 0.0
-                self.leaving.after(end, used_up)
+                self.leaving.after(end, lane.number, lane.is_used_up)
             news = self.crank.turns != turns or bool(self.notices.heard())
             if len(self._busy) < self.lanes and (news or time.monotonic() >= look_at):
                 # seldom on a cluster: many workers look through the same folders
@@ -212,7 +223,10 @@ class Worker:
 
     def _fill_lanes(self) -> None:
         """Start claimable trials while a lane is free."""
-        while not self.leaving.why and len(self._busy) < self.lanes:
+        while not self.leaving.why:
+            free = self.groups.free([lane.number for lane in self._busy])
+            if free is None:
+                return
             self.fitting.passed_over.clear()
             attempt = None
             with contextlib.suppress(OSError):
@@ -221,7 +235,7 @@ class Worker:
                 attempt = claims.next_attempt(
                     self.paths,
                     self.me,
-                    self.allocation,
+                    self.groups.allocation(free),
                     self.spending,
                     self.fitting.fits,
                     self.outlook,
@@ -231,22 +245,22 @@ class Worker:
                 if self.fitting.passed_over and not self._busy:
                     self.leaving.why = "time"  # a fresh allocation does it better
                 return
-            free = set(range(self.lanes)) - {lane.number for lane in self._busy}
-            self._busy.append(self._begin(attempt, min(free)))
+            self._busy.append(self._begin(attempt, free))
 
     def _begin(self, attempt: AttemptPaths, lane: int) -> Lane:
         self._note("claimed", trial=attempt.trial, attempt=attempt.number, lane=lane, sync=True)
         oom_kills, slots = evidence.kernel_oom_kills(), self.experiment.resources.slots_per_trial
-        opened = self.opened
+        opened, mine = self.opened, self.groups.allocation(lane)
         try:
-            own = time_left.of_attempt(self.allocation, attempt, slots)
+            own = time_left.of_attempt(mine, attempt, slots)
             claimed = opened.trial(attempt.trial).attempt(attempt.number)
             left_s = within(START_S, self.notices.heard)
             same = insist(lambda: identity(opened, claimed), left_s)
         except OSError as error:
             return Lane(lane, attempt, None, oom_kills, f"{attempt.claim}: {error}")
         try:
-            plan = launch(self.experiment, self.site, self.paths, attempt, own, lane, same)
+            place = self.groups.place(lane)
+            plan = launch(self.experiment, self.site, self.paths, attempt, own, place, same)
         except HpcdetError as error:
             return Lane(lane, attempt, None, oom_kills, f"{error.where}: {error.what}")
         step = self._start(plan, attempt)
@@ -254,7 +268,7 @@ class Worker:
             return Lane(lane, attempt, None, oom_kills, step)
         self._note("launched", argv=list(plan.argv), pids=step.pids)
         begun = Lane(lane, attempt, step, oom_kills)
-        if own.end_at is not None and own is not self.allocation:
+        if own.end_at is not None and own is not mine:
             limits = self.site.limits
             begun.end_at, begun.kill_wait_s = own.end_at, limits.kill_wait_s
             begun.lead_s = min(limits.signal_lead_s, (own.end_at - time.time()) / 2)
@@ -275,11 +289,8 @@ class Worker:
                     log.write(f"{plan.argv[0]}: {error}\n".encode())
             return f"{plan.argv[0]}: {error}"
 
-    def _ends(self) -> Iterator[tuple[End, bool]]:
-        """Yield the ends of the lanes that were judged since the last call.
-
-        With each, True if the attempt's reservation was used up.
-        """
+    def _ends(self) -> Iterator[tuple[End, Lane]]:
+        """Yield the ends of attempts that were judged since the last call, with their lanes."""
         for lane in list(self._busy):
             if lane.judged is None and not lane.running():
                 # it may ask the scheduler, which may not answer for long
@@ -292,7 +303,7 @@ class Worker:
                 self.fitting.learn(lane.attempt)
                 if not self.notices.heard():
                     self.crank.turn(now=True)  # it may be what the searcher has been waiting for
-                yield end, lane.is_used_up
+                yield end, lane
 
     def _tell(self) -> None:
         """End canceled trials; have all others save and leave when the allocation ends.
@@ -335,7 +346,7 @@ class Worker:
         drain_staging.drain(
             self.paths, self.experiment, self.site, attempt, self.leaving.left_to_drain
         )
-        nodes, by = self.allocation.nodes, self.me.name
+        nodes, by = self.groups.allocation(lane.number).nodes, self.me.name
         policies = self.experiment.log_policies or ()
         return insist(
             lambda: close_attempt.conclude(self.paths, lane, then, nodes, by, policies),

@@ -98,9 +98,10 @@ def test_lanes_are_what_fits_into_a_node_and_refused_by_name(cli: Cli, tmp_path:
         return [config, "--site", str(site), *ask, "--set", f"worker.lanes={number}", *more]
 
     [item] = cli("plan", *lanes("auto"), "-o", "json").items
-    assert item["workers"] == {"lanes": 3, "at_once": 2} and item["concurrent_trials"] == 5
+    assert item["workers"] == {"lanes": 3, "nodes": 1, "at_once": 2}
+    assert item["concurrent_trials"] == 5
     [item] = cli("plan", *lanes(64), "-o", "json").items
-    assert item["workers"] == {"lanes": 5, "at_once": 1}, "more are never open"
+    assert item["workers"] == {"lanes": 5, "nodes": 1, "at_once": 1}, "more are never open"
     script = cli("templates", "render", *lanes("auto")).out
     for option in ("ntasks-per-node=6", "mem=6144M", "array=0-1%2", "gres=gpu:6"):
         assert f"#SBATCH --{option}\n" in script
@@ -112,6 +113,41 @@ def test_lanes_are_what_fits_into_a_node_and_refused_by_name(cli: Cli, tmp_path:
         (lanes(0), "worker.lanes"),
     ):
         assert said in cli("plan", *line, code=4).err
+
+
+def test_a_partition_for_many_nodes_gets_jobs_of_several_trials(cli: Cli, tmp_path: Path) -> None:
+    cli("init", tmp_path)
+    config, site = tmp_path / "random.yaml", tmp_path / "wide.yaml"
+    site.write_text(
+        "schema: 1\nname: wide\nextends: generic-slurm\ndefault_partition: prod\n"
+        "partitions: {prod: {min_nodes: 10, slots_per_node: 4, cpus_per_node: 32}, debug: {}}\n"
+    )
+    ask = ["--set", "resources={slots_per_trial: 12, nodes: 3, slots_per_node: 4}"]
+    ask += ["--set", "searcher.max_trials=9", "--set", "searcher.max_concurrent_trials=9"]
+
+    def trials(*more: str) -> list[str | Path]:
+        return [config, "--site", str(site), *ask, *more]
+
+    [item] = cli("plan", *trials(), "-o", "json").items
+    assert item["workers"] == {"lanes": 4, "nodes": 12, "at_once": 3}
+    assert "3 of 4 lanes on 12 nodes each" in cli("plan", *trials()).out
+    script = cli("templates", "render", *trials()).out
+    for option in ("nodes=12", "ntasks-per-node=4", "array=0-2%3"):
+        assert f"#SBATCH --{option}\n" in script
+    [item] = cli("plan", *trials("--set", "resources.resource_pool=debug"), "-o", "json").items
+    assert item["workers"] == {"lanes": 1, "nodes": 3, "at_once": 9}
+
+    elastic = ("--set", "resources.min_slots_per_trial=4", "--set", "reproducibility.elastic=exact")
+    for line, said in (
+        (trials("--set", "worker.mode=per_trial"), "prod takes jobs of 10 nodes and more"),
+        (trials("--set", "worker={mode: per_trial, node_groups: 2}"), "several groups of nodes"),
+        (trials(*elastic), "prod takes jobs of 10 nodes and more"),
+        (trials(*elastic, "--set", "worker.node_groups=2"), "groups of nodes have one size"),
+        (trials("--set", "worker.node_groups=0"), "worker.node_groups"),
+    ):
+        assert said in cli("submit", *line, "--dry-run", code=4).err
+    site.write_text(site.read_text() + "launcher: {kind: local}\n")
+    assert "the launcher local has one" in cli("submit", *trials(), "--dry-run", code=4).err
 
 
 def test_the_worker_verb_is_hidden_and_wired(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

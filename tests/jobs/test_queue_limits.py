@@ -15,6 +15,7 @@ from hpcdet.jobs.diagnosis import node_checks, scheduler_checks
 from hpcdet.schedulers.common.base import PartitionInfo
 from hpcdet.schedulers.slurm.slurm import SlurmScheduler
 from hpcdet.site import Site
+from hpcdet.site.partitions import Launcher
 from hpcdet.site_files import load_site as sites
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved, Worker, resolve
@@ -104,6 +105,16 @@ def test_whole_nodes_that_are_half_idle_are_warned_of(tmp_path: Path) -> None:
     assert site_checks.preflight(two, whole, tmp_path) == []
     [said] = site_checks.preflight(Resolved(), site(whole_nodes=True, cpus_per_node=72), tmp_path)
     assert "71 of 72 cores" in said
+
+
+def test_jobs_of_more_nodes_than_trials_need_are_warned_of(tmp_path: Path) -> None:
+    need, groups = Resources(slots_per_trial=3, nodes=3), Worker(node_groups=4)
+    wide = site(min_nodes=10).changed({"launcher": Launcher(kind="mpirun")}, {})
+    one = Resolved(resources=need, worker=groups)
+    [said] = site_checks.preflight(one, wide, tmp_path)
+    assert "takes jobs of 12 nodes and more, of which 9 would be idle" in said
+    four = replace(one, searcher=SearcherConfig(max_trials=4))
+    assert site_checks.preflight(four, wide, tmp_path) == []
 
 
 SPOT: dict[str, Any] = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest
 
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_checks
+from hpcdet.launchers import pbsdsh
 from hpcdet.launchers.common import StepRequest
 from hpcdet.launchers.mpirun import LAUNCHER
 from hpcdet.schedulers.common.allocation import Allocation
@@ -255,6 +259,7 @@ def test_mpirun_reaches_the_hosts_of_a_job_and_sends_its_ranks_what_they_need(
         memory_per_node=None,
         name="1-1",
         lanes=1,
+        hosts=(),
         gpus=0,
         mpi=False,
         args=(),
@@ -265,8 +270,48 @@ def test_mpirun_reaches_the_hosts_of_a_job_and_sends_its_ranks_what_they_need(
     )
     argv = LAUNCHER.step(request).argv
     assert [argv[i + 1] for i, word in enumerate(argv) if word == "-x"] == ["A"]
+    group = pbs_inside.daemons("py", Allocation("12.vm", ("pb2",)))
+    assert group.arguments == ("-host", "pb2:2"), "the other host has another trial"
+    on_it = replace(request, nodes=1, ranks=2, hosts=("pb2",), daemons=group)
+    argv = LAUNCHER.step(on_it).argv
+    assert argv[argv.index("-host") + 1] == "pb2:2" and "-x" in argv, "it may be another host"
     monkeypatch.delenv("PBS_NODEFILE")
     assert pbs_inside.daemons("py", Allocation("", ("here",))).arguments == ()
+
+
+def test_ranks_without_mpi_start_on_the_hosts_of_their_group(
+    tmp_path: Path, fake_pbs: Fake
+) -> None:
+    """Of a job's hosts, ``pbsdsh`` takes the number of a line in the file that lists them."""
+    environ = inside_of(tmp_path, fake_pbs)
+    assert Path(environ["PBS_NODEFILE"]).read_text().split() == ["pb1", "pb1", "pb2", "pb2"]
+    fake_pbs("pbsdsh", 'echo "$1 $2" >> "$0.said"; shift 3; exec "$@"')
+    out = tmp_path / "ranks"
+    request = StepRequest(
+        rank=("sh", "-c", f'echo "$RANK of $WORLD_SIZE" >> {out}'),
+        environ={**os.environ, "PBS_NODEFILE": environ["PBS_NODEFILE"]},
+        nodes=1,
+        ranks=2,
+        ranks_per_node=2,
+        cpus_per_rank=1,
+        memory_per_node=None,
+        name="1-1",
+        lanes=1,
+        hosts=("pb2",),
+        gpus=0,
+        mpi=False,
+        args=(),
+        command="",
+        daemons=pbs_inside.daemons("py", Allocation("12.vm", ("pb2",))),
+        python=sys.executable,
+        folder=tmp_path,
+    )
+    plan = pbsdsh.LAUNCHER.step(request)
+    for extra in plan.processes:
+        subprocess.run(plan.argv, env={**plan.environment, **extra}, check=True)
+    assert out.read_text().splitlines() == ["0 of 2", "1 of 2"]
+    [said] = (file for file in tmp_path.rglob("pbsdsh.said"))
+    assert said.read_text().splitlines() == ["-n 2", "-n 3"]
 
 
 def test_the_remote_shell_starts_what_ssh_would(fake_pbs: Fake) -> None:

@@ -34,12 +34,13 @@ def planned(
     backend: str = "gloo",
     lane: int | None = None,
     slurm: bool = False,
+    hosts: tuple[str, ...] = (),
     **resources: object,
 ) -> Launch:
-    """The step of an attempt; with ``lane``, as one of two side by side."""
+    """The step of an attempt; with ``lane``, one of two; with ``hosts``, of one of two groups."""
     values = x.config(
         trials=1 if lane is None else 4,
-        worker={"lanes": 1 if lane is None else 2},
+        worker={"lanes": 1 if lane is None else 2, "node_groups": 2 if hosts else 1},
         resources={**RESOURCES, **resources},
         distributed={"backend": backend},
         environment={"environment_variables": {"MINE": "1"}},
@@ -49,7 +50,7 @@ def planned(
     scheduler = "slurm" if cluster else "local"
     site = x.local_site(launcher=launcher, python="/opt/python", scheduler=scheduler)
     attempt = paths.trial(7).attempt(2)
-    allocation = Allocation("5_1", ("n1",), 0, 99.5, slurm)
+    allocation = Allocation("5_1", hosts or ("n1",), 0, 99.5, slurm)
     return launch(resolved_config.resolve(values), site, paths, attempt, allocation, lane or 0)
 
 
@@ -92,6 +93,23 @@ def test_other_launchers() -> None:
     assert shlex.join(local.argv) == RANK
     assert [ranks["RANK"] for ranks in local.processes] == ["0", "1", "2", "3"]
     assert {ranks["WORLD_SIZE"] for ranks in local.processes} == {"4"}
+
+
+def test_steps_of_a_group_name_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ask for their own part of what the job has, which is for more nodes than theirs."""
+    monkeypatch.setenv("SLURM_GPUS", "8")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "9000")
+    hosts = ("n3", "n4")
+    srun = planned({"kind": "srun"}, hosts=hosts)
+    assert {"--nodes=2", "--nodelist=n3,n4", "--mem=9000M", "--gres=gpu:2"} <= set(srun.argv)
+    assert "SLURM_GPUS" not in srun.environment
+    mpirun = planned({"kind": "mpirun"}, hosts=hosts).argv
+    assert mpirun[mpirun.index("-host") + 1] == "n3:2,n4:2"
+    mpiexec = planned({"kind": "mpiexec"}, hosts=hosts).argv
+    assert mpiexec[mpiexec.index("-hosts") + 1] == "n3,n4"
+    for kind in ("srun", "mpirun", "mpiexec"):
+        assert not {"-host", "-hosts", "--nodelist"} & set(planned({"kind": kind}).argv)
 
 
 def test_srun_leaves_mpi_to_those_who_use_it_and_to_the_site() -> None:

@@ -40,6 +40,8 @@ def facts(item: Item) -> Facts:
         yield "beyond rungs", _beyond(item["beyond"], unit)
     workers, slots = item["workers"], item["slots"]
     lanes = f" of {workers['lanes']} lanes" if workers["lanes"] > 1 else ""
+    spread = workers["nodes"] > slots["nodes_per_trial"]
+    lanes += f" on {workers['nodes']} nodes each" if spread else ""
     nodes = f" on {slots['nodes_per_trial']} nodes" if slots["nodes_per_trial"] > 1 else ""
     yield "workers", f"{workers['at_once']}{lanes}"
     yield "slots", f"{slots['at_once']} at once, {slots['per_trial']} for each trial{nodes}"

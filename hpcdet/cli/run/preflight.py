@@ -204,7 +204,7 @@ def on_a_node(
     one = dataclasses.replace(
         need, slots_per_trial=1, slots_per_node=1, nodes=1, walltime_s=walltime
     )
-    lane = dataclasses.replace(resolved.worker, lanes=1)
+    lane = dataclasses.replace(resolved.worker, lanes=1, node_groups=1)
     alone = dataclasses.replace(resolved, resources=one, worker=lane)
     argv = python(wanted, paths, command, interpreters.of_jobs(resolved, wanted.site))
     return one_shot_job.run(place, wanted.site, alone, argv, timeout, wanted.policy)

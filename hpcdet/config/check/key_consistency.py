@@ -157,12 +157,18 @@ def _inexact(config: Resolved) -> Iterator[Problem]:
 
 
 def _lanes(config: Resolved) -> Iterator[Problem]:
+    alone = config.worker.mode == "per_trial"
+    if config.worker.node_groups > 1 and (alone or config.resources.min_slots_per_trial):
+        what = "a worker that takes one trial has no use for several groups of nodes"
+        if not alone:
+            what = "groups of nodes have one size, and trials with min_slots_per_trial have several"
+        yield Problem("worker.node_groups", what, "leave it out")
     if config.worker.lanes == 1:
         return
     if config.resources.nodes > 1:
         what = f"lanes share one node, and a trial needs {config.resources.nodes} of them"
         yield Problem("worker.lanes", what, "leave it out, or make resources.nodes 1")
-    if config.worker.mode == "per_trial":
+    if alone:
         what = "a worker that takes one trial has no use for several lanes"
         yield Problem("worker.lanes", what, "leave it out, or make worker.mode shared")
 

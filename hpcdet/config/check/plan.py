@@ -85,7 +85,11 @@ def plan(
             }
             for one in brackets
         ],
-        "workers": {"lanes": side_by_side, "at_once": workers},
+        "workers": {
+            "lanes": side_by_side,
+            "nodes": resolved.allocation.nodes,
+            "at_once": workers,
+        },
         "slots": {
             "per_trial": need.slots_per_trial,
             "at_once": open_at_once * need.slots_per_trial,

@@ -189,7 +189,7 @@ def _charge(
     """Return a run's charge; slots are the GPUs that accounting names, else those requested."""
     nodes = next((claim.nodes for each, claim in one.workers if each == worker), [])
     name = worker.name if worker is not None else ""
-    slots = run.gpus or reader.slots.of(name or f"{one.number}-", nodes) * reader.resolved.lanes
+    slots = run.gpus or reader.slots.of(name or f"{one.number}-", nodes) * reader.resolved.room
     assert run.end is not None
     task = names.task_id(run.job, run.index)
     return Charge(name, task, slots, run.start, run.end, slots * run.elapsed_s)

@@ -25,7 +25,7 @@ _Place = TypeVar("_Place")
 
 
 def refuse_beyond(need: Resources, view: PartitionView) -> None:
-    """Refuse a job whose nodes or walltime are outside the bounds of its partition or queue.
+    """Refuse a job (``Resolved.allocation``) that is outside the bounds of its partition or queue.
 
     A job that may begin with fewer nodes than its most has to fit with each number of them.
 
@@ -44,7 +44,8 @@ def refuse_beyond(need: Resources, view: PartitionView) -> None:
         raise ConfigError(
             f"{_nodes(least)}; {name} takes jobs of {bounds.min_nodes} nodes and more",
             where="resources.nodes",
-            hint="more nodes, or another resources.resource_pool",
+            hint=f"more nodes, another resources.resource_pool, or min_nodes of {name} in the site "
+            "file: one job then runs several trials side by side",
         )
     if need.walltime_s is None:
         return
@@ -156,7 +157,13 @@ def refuse_long_name(experiment: Resolved, site: Site) -> None:
 def warnings(experiment: Resolved, site: Site, view: PartitionView) -> list[str]:
     """Return what is allowed in a partition or queue and probably not meant, a sentence each."""
     name, searcher, found = view.name or "default", experiment.searcher, []
-    if view.bounds.whole_nodes and (idle := _idle(experiment.resources, experiment.lanes, view)):
+    job, groups = experiment.allocation, experiment.worker.node_groups
+    if unused := max(0, groups - experiment.lanes) * experiment.resources.nodes:
+        found.append(
+            f"{name} takes jobs of {job.nodes} nodes and more, of which {unused} would be idle: "
+            f"at most {experiment.lanes} trials run at once"
+        )
+    if view.bounds.whole_nodes and (idle := _idle(job, view)):
         found.append(
             f"{name} gives and charges whole nodes, of which {idle} would be idle: worker.lanes: "
             "auto puts trials side by side"
@@ -175,9 +182,9 @@ def warnings(experiment: Resolved, site: Site, view: PartitionView) -> list[str]
     return found
 
 
-def _idle(need: Resources, lanes: int, view: PartitionView) -> str:
+def _idle(job: Resources, view: PartitionView) -> str:
     """Return the share of each node that a job leaves idle, for people; "" if it is used."""
-    slots, cpus = need.slots_per_node * lanes, need.slots_per_node * need.cpus_per_slot * lanes
+    slots, cpus = job.slots_per_node, job.slots_per_node * job.cpus_per_slot
     if view.slots_per_node is not None and slots <= view.slots_per_node // 2:
         return f"{view.slots_per_node - slots} of {view.slots_per_node} slots"
     if view.slots_per_node is None and view.cpus_per_node and cpus <= view.cpus_per_node // 2:

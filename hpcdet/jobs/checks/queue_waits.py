@@ -33,18 +33,17 @@ class Waits:
 
 def former(root: Path, wanted: Resolved) -> Waits | None:
     """Queue waits of jobs with as many slots in the same partition; None without any."""
-    need = wanted.resources
+    need = wanted.allocation
     found: list[float] = []
     source = ""
     for paths in itertools.islice(reversed(find.experiments(root)), ASKED):
         with contextlib.suppress(*UNREADABLE):
             gathered = gather(paths)
-            had = gathered.config.resources
-            alike = (had.resource_pool, had.slots_per_trial) == (
+            had = gathered.config.allocation
+            if (had.resource_pool, had.slots_per_trial) == (
                 need.resource_pool,
                 need.slots_per_trial,
-            )
-            if alike and gathered.config.lanes == wanted.lanes:
+            ):
                 seen = list(_of(gathered))
                 source = source or (paths.id if seen else "")
                 found += seen

@@ -24,7 +24,6 @@ from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import PartitionView, Site, folders
 from hpcdet.site.partitions import Partition
 from hpcdet.store.config import mpi_torch
-from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import trust
 from hpcdet.units import clock_time
@@ -110,9 +109,14 @@ def refuse_impossible(
         names = ", ".join(partition.name for partition in chosen)
         said.append(f"partition {names} is down: jobs wait there until it is up")
     # of several, the scheduler takes the first that fits
-    need, lanes = experiment.resources, experiment.lanes
-    queue_limits.one_of(chosen or [None], lambda one: _refuse_too_much(need, lanes, view, one))
-    queue_limits.refuse_beyond_all(experiment.resources, site)
+    queue_limits.one_of(chosen or [None], lambda one: _refuse_too_much(experiment, view, one))
+    queue_limits.refuse_beyond_all(experiment.allocation, site)
+    if experiment.worker.node_groups > 1 and launchers.kind_of(site, view) == "local":
+        raise ConfigError(
+            f"trials on {experiment.allocation.nodes} nodes, and the launcher local has one",
+            where="worker.node_groups",
+            hint="site file: launcher: {kind: mpirun} (docs/guides/sites.md)",
+        )
     return said
 
 
@@ -163,15 +167,16 @@ def _refuse_nowhere(
     user = experiment.user_options(site.scheduler)
     asked = opening.of(site).script.place(experiment.resources.resource_pool, user)
     place = required.settings.get("partition") or asked or view.directives.get("partition")
-    need = experiment.resources.least_nodes
+    need = experiment.allocation.least_nodes
     requirements.refuse_unsatisfiable(
         required, str(place) if place else None, need, scheduler.node_groups()
     )
 
 
 def _refuse_too_much(
-    need: Resources, lanes: int, view: PartitionView, partition: PartitionInfo | None
+    experiment: Resolved, view: PartitionView, partition: PartitionInfo | None
 ) -> None:
+    need, job, lanes = experiment.resources, experiment.allocation, experiment.lanes_per_node
     limits = [view.max_walltime_s, partition.max_walltime_s if partition else None]
     limit = min((value for value in limits if value is not None), default=None)
     name = partition.name if partition else view.name or "default"
@@ -181,7 +186,7 @@ def _refuse_too_much(
             where="resources.walltime_s",
             hint=f"at most {clock_time(limit)}; trials go on in the next allocation by themselves",
         )
-    slots = need.slots_per_node * lanes
+    slots = job.slots_per_node
     if view.slots_per_node is not None and slots > view.slots_per_node:
         raise ConfigError(
             f"{slots} slots on one node; those of {name} have {view.slots_per_node}",
@@ -198,13 +203,13 @@ def _refuse_too_much(
         )
     if partition is None:
         return
-    if need.least_nodes > partition.widest:
+    if job.least_nodes > partition.widest:
         raise ConfigError(
-            f"{need.least_nodes} nodes; partition {name} gives a job at most {partition.widest}",
+            f"{job.least_nodes} nodes; partition {name} gives a job at most {partition.widest}",
             where="resources.nodes",
         )
     least = Partition(min_nodes=partition.min_nodes, min_walltime_s=partition.min_walltime_s)
-    queue_limits.refuse_beyond(need, replace(view, name=name, bounds=least, max_walltime_s=None))
+    queue_limits.refuse_beyond(job, replace(view, name=name, bounds=least, max_walltime_s=None))
 
 
 def _fabric(experiment: Resolved, site: Site, view: PartitionView) -> list[str]:

@@ -76,6 +76,7 @@ def _step(site: Site, partition: str | None, place: Path, backend: str) -> Launc
             memory_per_node=None,
             name=f"doctor-{backend}",
             lanes=1,
+            hosts=(),
             gpus=inside.granted_gpus(environ) if launcher.divides else 0,
             mpi=backend == "mpi",
             args=tuple(view.launcher.args),

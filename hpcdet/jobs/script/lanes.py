@@ -1,7 +1,8 @@
 """Lanes: several trials side by side in one allocation.
 
 All trials of an experiment have one shape, and so has each allocation: ``lanes`` times that of a
-trial, on one node. So one array serves them all.
+trial, on one node; and as many groups of such nodes as the least job of a partition takes. So one
+array serves them all.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hpcdet.config.load.load_config import LoadedConfig
 
 KEY = "worker.lanes"
+GROUPS = "worker.node_groups"
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
@@ -39,14 +41,21 @@ def tasks(trials: int, lanes: int) -> int:
 def settled(loaded: LoadedConfig, site: Site) -> LoadedConfig:
     """The config with a number for ``worker.lanes: auto``: as many trials as fit into a node.
 
+    Where the partition takes jobs of more nodes than a trial has, the allocation has several groups
+    of nodes. A worker that takes one trial, and a trial of a changing size, have one group.
+
     Raises:
         ConfigError: the site does not say what a node of the partition has.
     """
-    if loaded.config.worker.lanes != "auto":
-        return loaded
-    need = loaded.config.resources
-    number = _fitting(need, site, site.view(need.resource_pool))
-    return loaded.with_value(KEY, number, "derived")
+    need, worker = loaded.config.resources, loaded.config.worker
+    view = site.view(need.resource_pool)
+    if worker.lanes == "auto":
+        loaded = loaded.with_value(KEY, _fitting(need, site, view), "derived")
+    groups = math.ceil((view.bounds.min_nodes or 1) / need.nodes)
+    alone = worker.mode == "per_trial" or need.min_slots_per_trial is not None
+    if groups > worker.node_groups and not alone:
+        loaded = loaded.with_value(GROUPS, groups, "derived")
+    return loaded
 
 
 def _fitting(need: Resources, site: Site, view: PartitionView) -> int:

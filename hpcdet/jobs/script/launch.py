@@ -31,7 +31,8 @@ def launch(
     """Return how to start the ranks of an attempt with the site's launcher.
 
     Args:
-        lane: which of the trials side by side in this allocation it is, from 0.
+        allocation: where it runs: the nodes of its group, where there are several.
+        lane: which of the trials side by side on these nodes it is, from 0.
         identity: what ranks must find in the folder (``store.folder.held_folder``); "": nothing.
 
     Raises:
@@ -52,8 +53,8 @@ def launch(
     launcher = launchers.launcher(launchers.kind_of(site, view))
     inside = schedulers.of(site).inside
     gpus = inside.granted_gpus(given) if launcher.divides else 0
-    if experiment.lanes > 1 and not gpus:
-        given.update(devices(given, lane, experiment.lanes))
+    if experiment.lanes_per_node > 1 and not gpus:
+        given.update(devices(given, lane, experiment.lanes_per_node))
     rank: tuple[str, ...] = ("-Pm", "hpcdet.attempt", *place, *same)
     args = tuple(view.launcher.args)
     if (image := contained.image(experiment, site)) is not None:
@@ -76,7 +77,8 @@ def launch(
             cpus_per_rank=need.cpus_per_slot,
             memory_per_node=memory and memory * per_node,
             name=f"{attempt.trial}-{attempt.number}",
-            lanes=experiment.lanes,
+            lanes=experiment.lanes_per_node,
+            hosts=allocation.nodes if experiment.worker.node_groups > 1 else (),
             gpus=gpus,
             mpi=experiment.distributed.backend == "mpi",
             args=args,

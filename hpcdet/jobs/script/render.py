@@ -186,7 +186,7 @@ def request(
     required: NodeRequest | None = None,
 ) -> ScriptRequest:
     """Return what a submission asks the scheduler for."""
-    need, lanes = experiment.resources, experiment.lanes
+    need, job = experiment.resources, experiment.allocation
     size = _size(experiment, user)
 
     def expanded(values: Directives) -> Directives:
@@ -196,17 +196,16 @@ def request(
         }
 
     memory = need.memory_per_slot
-    per_node = need.slots_per_node * lanes
     return ScriptRequest(
         name=intent.name,
         tag=intent.tag,
         tasks=intent.tasks,
         throttle=intent.throttle,
-        nodes=need.nodes,
-        least_nodes=need.least_nodes,
-        ranks_per_node=per_node,
+        nodes=job.nodes,
+        least_nodes=job.least_nodes,
+        ranks_per_node=job.slots_per_node,
         cpus_per_rank=need.cpus_per_slot,
-        memory_per_node=None if memory is None else memory * per_node,
+        memory_per_node=None if memory is None else memory * job.slots_per_node,
         walltime_s=need.walltime_s,
         folder=paths.root,
         output=paths.job_log(intent.number),
@@ -229,13 +228,13 @@ def request(
 
 
 def _size(experiment: Resolved, user: UserOptions) -> dict[str, Any]:
-    need, lanes = experiment.resources, experiment.lanes
+    job = experiment.allocation
     return {
-        "nodes": need.nodes,
-        "lanes": lanes,
-        "slots_per_node": need.slots_per_node * lanes,
-        "slots": need.slots_per_trial * lanes,
-        "cpus_per_slot": need.cpus_per_slot,
+        "nodes": job.nodes,
+        "lanes": experiment.lanes,
+        "slots_per_node": job.slots_per_node,
+        "slots": job.slots_per_trial,
+        "cpus_per_slot": job.cpus_per_slot,
         "gpu_type": user.gpu_type,
     }
 

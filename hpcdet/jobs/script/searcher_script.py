@@ -82,7 +82,7 @@ def _small(experiment: Resolved, site: Site) -> Resolved:
     return dataclasses.replace(
         experiment,
         resources=resources,
-        worker=dataclasses.replace(experiment.worker, lanes=1),
+        worker=dataclasses.replace(experiment.worker, lanes=1, node_groups=1),
         governance=None,  # it touches neither models nor data, and goes where searchers go
     )
 

@@ -119,7 +119,7 @@ def _budget(gathered: Gathered) -> Budget:
 
 
 def _account(gathered: Gathered) -> Account:
-    slots, lanes = overrides.Slots(gathered.paths, gathered.config), gathered.config.lanes
+    slots, room = overrides.Slots(gathered.paths, gathered.config), gathered.config.room
     stretches = [
         found
         for trial in gathered.trials
@@ -129,7 +129,7 @@ def _account(gathered: Gathered) -> Account:
     held = [
         allocation
         for w in gathered.workers
-        for of_worker in [slots.of(w.paths.name, w.claim.nodes if w.claim else ()) * lanes]
+        for of_worker in [slots.of(w.paths.name, w.claim.nodes if w.claim else ()) * room]
         if (allocation := spending.held(w.paths.name, w.claim, w.end, of_worker)) is not None
     ]
     return account(stretches, held, _until(gathered), Book(gathered.paths).read())

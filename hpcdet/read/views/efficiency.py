@@ -170,7 +170,7 @@ def _trial(
 def _memory(times: timing.Times, config: Resolved) -> int | None:
     """Return the peak of one slot: the job's if its cgroup is known, else its processes'."""
     if "job_memory_bytes" in times.peaks:
-        slots = config.resources.slots_per_node * config.lanes
+        slots = config.allocation.slots_per_node
         return int(times.peaks["job_memory_bytes"] / max(1, slots))
     peak = times.peaks.get("rss_bytes")
     return None if peak is None else int(peak)

@@ -93,10 +93,11 @@ def granted_gpus(environ: Mapping[str, str]) -> int:  # noqa: ARG001
     return 0
 
 
-def daemons(python: str, allocation: Allocation) -> HostDaemons:  # noqa: ARG001
+def daemons(python: str, allocation: Allocation) -> HostDaemons:
     """See ``backend.InsideFace``. Open MPI starts them by what it takes for a remote shell.
 
     Debian's knows nothing of PBS, which lets nobody log in on a job's hosts.
     """
     agent = shlex.join([python, "-Pm", "hpcdet.schedulers.pbs.remote_shell"])
-    return job_hosts.daemons({"OMPI_MCA_plm_rsh_agent": agent, "PRTE_MCA_plm_ssh_agent": agent})
+    agents = {"OMPI_MCA_plm_rsh_agent": agent, "PRTE_MCA_plm_ssh_agent": agent}
+    return job_hosts.daemons(agents, allocation.nodes)

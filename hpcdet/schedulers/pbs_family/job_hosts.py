@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,9 +37,9 @@ class HostDaemons:
     own: tuple[str, ...] = ()
 
 
-def daemons(environment: Mapping[str, str]) -> HostDaemons:
-    """Return the daemons on the hosts of this process's job; none without a list of them."""
+def daemons(environment: Mapping[str, str], nodes: Collection[str]) -> HostDaemons:
+    """Return the daemons on those nodes of this process's job; none without a list of its hosts."""
     if not (hosts := listed(os.environ)):
         return HostDaemons()
-    named = ",".join(f"{host}:{lines}" for host, lines in hosts.items())
+    named = ",".join(f"{host}:{lines}" for host, lines in hosts.items() if host in nodes)
     return HostDaemons(environment, ("-host", named), own=("PBS_", "NCPUS", "TMPDIR"))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hpcdet.schedulers.common.allocation import Allocation, ShownNode, ask, by_script
-from hpcdet.schedulers.slurm.answers import slurm_features
+from hpcdet.schedulers.slurm.answers import slurm_features, slurm_text
 from hpcdet.store.folder.records import Reason
 
 early_s = 90.0
@@ -28,11 +28,9 @@ def allocation(environ: Mapping[str, str], walltime_s: float | None) -> Allocati
         return by_script(environ)
     if array := environ.get("SLURM_ARRAY_JOB_ID"):
         job = f"{array}_{environ['SLURM_ARRAY_TASK_ID']}"
-    nodelist = environ.get("SLURM_JOB_NODELIST", "")
-    names = ask("scontrol", "show", "hostnames", nodelist) if nodelist else None
     return Allocation(
         job=job,
-        nodes=tuple((names or nodelist or socket.gethostname()).split()),
+        nodes=slurm_text.hosts(environ.get("SLURM_JOB_NODELIST", "")) or (socket.gethostname(),),
         restart=int(environ.get("SLURM_RESTART_COUNT") or 0),
         end_at=_end(environ, job, walltime_s),
         steps_hear=True,

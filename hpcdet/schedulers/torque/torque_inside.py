@@ -82,4 +82,4 @@ def granted_gpus(environ: Mapping[str, str]) -> int:
 
 def daemons(python: str, allocation: Allocation) -> HostDaemons:  # noqa: ARG001
     """See ``backend.InsideFace``. As the launcher is built: through Torque, or ``ssh``."""
-    return job_hosts.daemons({})
+    return job_hosts.daemons({}, allocation.nodes)

@@ -58,7 +58,7 @@ LATER = (
     *(
         f"worker.{field.name}"
         for field in dataclasses.fields(resolved_config.Worker)
-        if field.name != "lanes"
+        if field.name not in ("lanes", "node_groups")
     ),
 )
 """Keys of an allocation and what runs in it: a change is felt in those submitted later."""

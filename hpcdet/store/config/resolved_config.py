@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,6 +117,9 @@ class Worker:
     """shared: an allocation takes trial after trial; per_trial: one job for each."""
     lanes: Annotated[int, Key(ge=1)] | Literal["auto"] = 1
     """Trials side by side in one allocation, on one node; auto: as many as fit into a node."""
+    node_groups: Annotated[int, Key(ge=1)] = 1
+    """Groups of nodes in one allocation, each of a trial's size and with its own lanes; as many as
+    the partition's least number of nodes takes."""
     min_segment_s: Annotated[float, Key(ge=0)] = 300
     """A trial is not begun with less than this many seconds left in the allocation."""
     idle_s: Annotated[float, Key(ge=0)] = 120
@@ -308,7 +312,7 @@ class Resolved:
 
     @property
     def lanes(self) -> int:
-        """The number of trials side by side in one allocation: no more than may ever run at once.
+        """The number of trials in one allocation at once: no more than may ever run.
 
         Raises:
             ConfigError: ``worker.lanes`` is ``auto``, and was not resolved for the site.
@@ -317,10 +321,36 @@ class Resolved:
         if not isinstance(asked, int):
             hint = "write the number of trials that fit into a node"
             raise ConfigError(f"{asked!r} is no number", where="worker.lanes", hint=hint)
+        asked *= self.worker.node_groups
         bounds = [asked, searcher.max_trials, searcher.max_concurrent_trials or asked]
         if self.resources.max_slots is not None:
             bounds.append(self.resources.max_slots // self.resources.slots_per_trial)
         return max(1, min(bounds))
+
+    @property
+    def lanes_per_node(self) -> int:
+        """The number of trials side by side on each node. Raises as ``lanes``."""
+        return math.ceil(self.lanes / self.worker.node_groups)
+
+    @property
+    def room(self) -> int:
+        """The number of trials that an allocation has slots for. Raises as ``lanes``."""
+        return self.lanes_per_node * self.worker.node_groups
+
+    @property
+    def allocation(self) -> Resources:
+        """The resources of one allocation: those of as many trials as it has room for.
+
+        Raises:
+            ConfigError: as ``lanes``.
+        """
+        need = self.resources
+        return dataclasses.replace(
+            need,
+            nodes=need.nodes * self.worker.node_groups,
+            slots_per_node=need.slots_per_node * self.lanes_per_node,
+            slots_per_trial=need.slots_per_trial * self.room,
+        )
 
 
 def load(path: Path) -> Resolved:

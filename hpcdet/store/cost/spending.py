@@ -163,7 +163,7 @@ class Spending:
     def _held(self, worker: WorkerPaths) -> GrantedAllocation | None:
         claim, end = WorkerClaim.read(worker.claim), WorkerEnd.read(worker.end)
         nodes = claim.nodes if claim else ()
-        slots = self.slots.of(worker.name, nodes) * self.resolved.lanes
+        slots = self.slots.of(worker.name, nodes) * self.resolved.room
         return held(worker.name, claim, end, slots)
 
 
