@@ -13,7 +13,7 @@ from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.report.scale import Axes, Scale, number, reduce, scale
 
-FRAME = LEFT, TOP, RIGHT, BOTTOM = (64, 12, 628, 240)
+FRAME = LEFT, TOP, RIGHT, BOTTOM = (64, 12, 616, 240)
 CHARTS = 8
 LINES = 20
 POINTS = 300

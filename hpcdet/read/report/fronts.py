@@ -13,7 +13,7 @@ from hpcdet.read.report.scale import Axes, number, scale
 from hpcdet.read.views.trials import ComparisonView, comparison
 from hpcdet.store.config.searcher_keys import Searcher
 
-FRAME = LEFT, TOP, RIGHT, BOTTOM = (72, 12, 624, 276)
+FRAME = LEFT, TOP, RIGHT, BOTTOM = (72, 12, 616, 276)
 DOTS = 1000
 """Trials that are drawn; the table has the whole front."""
 
