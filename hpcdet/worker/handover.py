@@ -55,8 +55,7 @@ def hand_over(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> str:
             return f"the experiment is {turn.state}"
         if turn.held and not turn.blind and not (turn.lacking and submits):
             return said if turn.lacking else "others go on"
-        now = lease.last(paths)
-        if not turn.held and now != before and now is not None and now[0].pid != os.getpid():
+        if not turn.held and lease.moved(paths, before):
             return "another process decides"
     return said
 

@@ -20,6 +20,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.site.models import SiteCapabilities
 from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.config import overrides
+from hpcdet.store.decisions import lease
 from hpcdet.store.folder import log_streams
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Stuck, Submitted
@@ -27,10 +28,13 @@ from hpcdet.store.fs import files
 from hpcdet.worker.turns.script_turns import code_of, turns
 from hpcdet.worker.turns.storage_retry import START_S, insist, within
 
+_Held = tuple[lease.Term, lease.Beat | None] | None
+
 
 def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:
     """Turn the crank until the experiment's state is clear; return the record if it is stuck."""
     can = insist(lambda: from_resolved(paths.site), within(START_S)).capabilities
+    before = insist(lambda: lease.last(paths), within(START_S))
     why = ""
     for turn in turns(paths, "sentinel"):
         for action in turn.actions:
@@ -45,7 +49,7 @@ def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:
             why = "" if _goes_on(turn) else _why(turn, can)
             if alone and not can.submit_from_compute:
                 break
-        elif insist(lambda: _is_followed(paths, submission), within(START_S)):
+        elif insist(lambda: _is_followed(paths, submission, before), within(START_S)):
             return None
     # without a reason, another process held the lease all the time, or tasks live
     return _tell(paths, submission, why) if why else None
@@ -58,17 +62,17 @@ def _is_quiet(turn: Turn, submission: int) -> bool:
     return not turn.blind and any(number != submission for number in turn.live)
 
 
-def _is_followed(paths: ExperimentPaths, submission: int) -> bool:
-    """True if a later array has a sentinel of its own, which sees to the rest.
+def _is_followed(paths: ExperimentPaths, submission: int, before: _Held) -> bool:
+    """True if a process that lives decides, and a later array has had a sentinel of its own.
 
-    Else this one would wait for the lease of who submitted that array, and take one of the jobs
-    that a user may run.
+    Else this one would wait for the lease of that process, and take one of the jobs that a user
+    may run. A holder whose beat stands still may be dead, and the later sentinel gone.
     """
     for later in paths.submissions():
         if later > submission:
             posted = Submitted.read(paths.sentinel_submitted(later))
             if posted is not None and posted.job:
-                return True
+                return lease.moved(paths, before)
     return False
 
 

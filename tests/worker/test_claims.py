@@ -171,32 +171,40 @@ def test_a_sentinel_tells_only_where_somebody_is_needed_and_nobody_was_sent(
     assert (sentinel.watch(paths, 1) is not None) == paths.stuck(1).exists() == told
 
 
-@pytest.mark.parametrize(
-    ("posted", "times"), [(None, 3), (Submitted("", error="refused"), 3), (Submitted("9"), 1)]
-)
-def test_a_sentinel_leaves_the_rest_to_that_of_a_later_array(
-    paths: ExperimentPaths,
-    monkeypatch: pytest.MonkeyPatch,
-    posted: Submitted | None,
-    times: int,
+@pytest.mark.parametrize("alive", [True, False])
+@pytest.mark.parametrize("posted", [None, Submitted("", error="refused"), Submitted("9")])
+def test_a_sentinel_leaves_the_rest_to_a_later_one_only_while_somebody_decides(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch, posted: Submitted | None, alive: bool
 ) -> None:
-    """Who holds the lease may do so for days, and this job counts among those of its user."""
+    """A living holder may decide for days, and this job counts; a dead one's lease runs out."""
     files.write_once(paths.site, load_site.dump(x.local_site()))
+    files.write_once(paths.config, resolved_config.dump(x.config()))
     for number in (1, 2):
         Intent(number, "x", "x", tasks=1, throttle=1, term=0).write_once(paths.intent(number))
     Submitted("8").write_once(paths.sentinel_submitted(1))
     if posted:
         posted.write_once(paths.sentinel_submitted(2))
+    now = [0.0]
+    another = lease.Lease(paths, "worker", 100, lambda: now[0])
+    with monkeypatch.context() as there:
+        there.setattr(os, "getpid", lambda: 1)
+        assert another.try_acquire()
     taken: list[Turn] = []
 
-    def held_by_another(*_: object) -> Iterator[Turn]:
-        for _turn in range(3):
-            taken.append(Turn(False))
+    def turns(*_: object) -> Iterator[Turn]:
+        mine = lease.Lease(paths, "sentinel", 100, lambda: now[0])
+        while len(taken) < 15:
+            taken.append(Turn(mine.try_acquire(), wanted=2, lacking=2))
             yield taken[-1]
+            now[0] += 10
+            if alive:
+                another.beat()
 
-    monkeypatch.setattr(sentinel, "turns", held_by_another)
-    assert sentinel.watch(paths, 1) is None
-    assert len(taken) == times
+    monkeypatch.setattr(sentinel, "turns", turns)
+    told = sentinel.watch(paths, 1)
+    leaves = alive and posted == Submitted("9")
+    assert len(taken) == (2 if leaves else 15)
+    assert any(turn.held for turn in taken) == (told is not None) == (not alive)
 
 
 def test_an_end_is_told_to_whoever_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,3 +230,13 @@ def last(paths: ExperimentPaths) -> tuple[Term, Beat | None] | None:
         if term is not None:
             return term, Beat.read(beat_path(paths, number))
     return None
+
+
+def moved(paths: ExperimentPaths, seen: tuple[Term, Beat | None] | None) -> bool:
+    """True if another process holds the lease and has beaten since ``last`` returned ``seen``."""
+    now = last(paths)
+    if now is None or now == seen:
+        return False
+    term, beat = now
+    mine = (term.host, term.pid) == (socket.gethostname(), os.getpid())
+    return not mine and (beat is None or not beat.released)
