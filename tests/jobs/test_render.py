@@ -242,6 +242,22 @@ def test_who_takes_the_place_of_smaller_jobs_waits_for_their_end() -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "skip", "nice"),
+    [("--nice", [], "10100"), ("--nice=7", [], "10007"), ("--nice=7", ["nice"], "7"),
+     ("--qos=low", ["nice"], None)],
+)  # fmt: skip
+def test_the_job_behind_workers_that_may_grow_waits_in_the_users_way(
+    asked: str, skip: list[str], nice: str | None
+) -> None:
+    need = replace(EXPERIMENT.resources, min_slots_per_trial=2)
+    experiment = replace(EXPERIMENT, resources=need, slurm=Slurm(sbatch_args=[asked]))
+    intent = replace(INTENT, tasks=1, throttle=1, watches="812")
+    folder = ExperimentPaths(Path("/scratch/digits-7f3a"))
+    text = render(experiment, slurm(skip=skip), intent, folder, {})
+    assert directives(text).get("nice") == nice
+
+
+@pytest.mark.parametrize(
     ("argument", "said"),
     [("--array=0-9", "set by hpcdet"), ("-J x", "set by hpcdet"), ("gpu", "no option"),
      ("-Z", "long form"), ("--export=ALL", "set by hpcdet"),

@@ -26,7 +26,7 @@ SHORT = {"a": "array", "J": "job-name", "o": "output", "e": "error", "D": "chdir
 
 
 _NICE = 100
-"""Steps of ``--nice`` for one of ``resources.priority``."""
+"""Steps of ``--nice`` for one of ``resources.priority``, and what Slurm takes without a number."""
 SENTINEL_S = 900
 SENTINEL_MEMORY = "1G"
 """What a sentinel gets: it reads files, and may have to wait for a dead holder's lease."""
@@ -118,9 +118,10 @@ def _of_sentinel(request: ScriptRequest) -> Options:
     }
     kept = {name: value for name, value in given.values.items() if name not in SIZES}
     if request.least_nodes < request.nodes:
-        kept["nice"] = int(str(kept.get("nice") or 0)) + _BEHIND
+        nice = kept.get("nice") or 0
+        small["nice"] = (_NICE if nice is True else int(str(nice))) + _BEHIND
     asked = {name: value for name, value in small.items() if name not in view.skip}
-    return Options({**kept, **asked}, given.known | set(small))
+    return Options({**kept, **asked}, given.known | set(small) - {"nice"})
 
 
 def _ours(request: ScriptRequest) -> dict[str, Value]:
