@@ -233,6 +233,16 @@ def test_who_takes_the_place_of_smaller_jobs_waits_for_their_end() -> None:
     after = replace(INTENT, behind=["812_0", "812_3"])
     found = directives(render(EXPERIMENT, slurm(), after, paths, {}))
     assert found["dependency"] == "afterany:812_0:812_3"
+    single = {"dependency": "singleton"}
+    for given, directive, both in (
+        (["--dependency=afterok:7"], {}, "afterany:812_0:812_3,afterok:7"),
+        (["--dependency", "afterok:7?afterok:8"], {}, "afterany:812_0:812_3"),
+        ([], single, "afterany:812_0:812_3,singleton"),
+        (["--dependency=afterok:7"], single, "afterany:812_0:812_3,afterok:7"),
+    ):
+        experiment = replace(EXPERIMENT, slurm=Slurm(sbatch_args=given))
+        text = render(experiment, slurm(directives=directive), after, paths, {})
+        assert directives(text)["dependency"] == both
     # the job behind such an array is no delay to them in the scheduler's eyes
     watching = replace(INTENT, tasks=1, throttle=1, watches="812")
     for least, nice in ((None, None), (2, "10000")):

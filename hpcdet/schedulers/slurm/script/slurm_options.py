@@ -74,11 +74,13 @@ def collect(request: ScriptRequest) -> Options:
 
 
 def _of_worker(request: ScriptRequest) -> Options:
-    ours = _ours(request)
-    values: dict[str, Value] = {**ours, **_waiting(request), **request.view.directives}
+    ours, waiting = _ours(request), _waiting(request)
+    values: dict[str, Value] = {**ours, **waiting, **request.view.directives}
     for name in request.view.skip:
         values.pop(name, None)
     values.update(parse(request.user))
+    if request.behind and "dependency" not in request.view.skip:
+        values["dependency"] = _both(waiting["dependency"], values.get("dependency"))
     if request.required is not None:
         values = node_requests.added(values, chosen(request.pool, request.user), request.required)
     return Options(values, frozenset(ours) | {"partition", "account", "qos", "time", "mem"})
@@ -164,6 +166,14 @@ def _waiting(request: ScriptRequest) -> dict[str, Value]:
     after = ":".join(["afterok", *request.after]) if request.after else None
     after = f"afterany:{request.behind}" if request.behind else after
     return {"hold": request.held, "dependency": after, "nice": _nice(request.priority)}
+
+
+def _both(behind: Value, given: Value) -> Value:
+    """Return a dependency that demands ours and the site's or the user's, which has held before."""
+    # one of several that "?" joins cannot be demanded beside another dependency
+    if given in (None, behind) or "?" in str(given):
+        return behind
+    return f"{behind},{given}"
 
 
 def _nice(priority: int | None) -> int | None:
