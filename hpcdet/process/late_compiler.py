@@ -11,8 +11,9 @@ import functools
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable
-from importlib.machinery import PathFinder
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, ParamSpec
 
@@ -31,9 +32,9 @@ def put_off() -> None:
     if found is None or found.submodule_search_locations is None:
         return
     module = importlib.util.module_from_spec(found)
-    del module.__path__  # whoever imports a submodule asks for it, which loads this one before
     module.__class__ = _Unloaded
     sys.modules[_NAME] = module
+    sys.meta_path.insert(0, _Submodules())
 
 
 class _Unloaded(ModuleType):
@@ -44,16 +45,46 @@ class _Unloaded(ModuleType):
             raise AttributeError(f"{_NAME} has no {name!r} yet: it is being imported", name=name)
         if name in _ANSWERS:
             return _ANSWERS[name]
-        # another thread may load it, and wait for a module that this one is importing
-        while not _Loading.lock.acquire(timeout=0.1):
-            if name in vars(self):
-                return vars(self)[name]
-        try:
-            if type(self) is _Unloaded:
-                _load(self)
-        finally:
-            _Loading.lock.release()
+        _use(self, name)
         return getattr(self, name)
+
+
+class _Submodules(MetaPathFinder):
+    """A finder that executes the module before the first of its submodules is imported.
+
+    The module itself imports most of them; executing one of those once more would make a second
+    module of that name.
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        module = sys.modules.get(_NAME)
+        if type(module) is not _Unloaded or not name.startswith(f"{_NAME}."):
+            return None
+        if _Loading.thread == threading.get_ident():
+            return None
+        _use(module, "__path__")
+        there = sys.modules.get(name)
+        if there is None:
+            return None
+        spec = ModuleSpec(name, _There(there))
+        # the import takes that of a module which is there; a config refuses new attributes
+        vars(there)["__spec__"] = spec
+        return spec
+
+
+class _There(Loader):
+    """The loader of a module that is imported already, which it leaves as it is."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__spec__"] = self._spec
 
 
 class _Loading:
@@ -63,13 +94,25 @@ class _Loading:
     thread: int | None = None
 
 
+def _use(module: ModuleType, name: str) -> None:
+    """Execute the module, unless another thread does and its name ``name`` is there."""
+    # the other thread may wait for a module that this one is importing
+    while not _Loading.lock.acquire(timeout=0.1):
+        if name in vars(module):
+            return
+    try:
+        if type(module) is _Unloaded:
+            _load(module)
+    finally:
+        _Loading.lock.release()
+
+
 def _load(module: ModuleType) -> None:
     """Execute the module, which is a common one from then on."""
     spec = module.__spec__
     assert spec is not None
     assert spec.loader is not None
     _Loading.thread = threading.get_ident()
-    module.__path__ = spec.submodule_search_locations or []
     try:
         spec.loader.exec_module(module)
     except BaseException:

@@ -84,7 +84,14 @@ for _ in range(2):
         print(error)
 """
 USES = {
-    "setting": "import torch._dynamo.config as config\nassert config.optimize_ddp is True",
+    "setting": "import torch._dynamo.config as config\nassert config.optimize_ddp is True\n"
+    "config.disable = True\nassert torch._dynamo.eval_frame.config is config\n"
+    "assert config.__spec__.loader.name == config.__name__\n"
+    "assert torch.compile(lambda x: x.sin(), backend=lambda *_: 1 / 0)(torch.ones(1)) > 0",
+    "backends": "import torch._dynamo.backends.registry as registry\n"
+    "assert torch._dynamo.eval_frame.lookup_backend is registry.lookup_backend",
+    "unused": "import torch._dynamo.backends.debugging as found\n"
+    "assert torch._dynamo.backends.debugging is found",
     "name": "from torch._dynamo import OptimizedModule",
     "call": "torch._dynamo.reset()",
     "deterministic": "from hpcdet.process import deterministic\ndeterministic.demand()\n"
