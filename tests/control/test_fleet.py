@@ -351,6 +351,26 @@ def test_a_worker_that_left_for_more_nodes_is_followed_by_a_job_behind_its_task(
     assert behind(world)[4:] == [[]]
 
 
+def test_a_submission_that_was_given_up_follows_no_worker(tmp_path: Path) -> None:
+    need = {"slots_per_trial": 4, "nodes": 2, "slots_per_node": 2, "min_slots_per_trial": 2}
+    site = {"capabilities": {"requeue": "user", "submit_from_compute": True}}
+    world = World.make(tmp_path, Waves(count=2, width=2), site=site, resources=need)
+    holder, play = world.holder(), world.play()
+    advance(world.paths, holder)
+    workers = play.start_all()
+    for worker in workers:
+        play.end(play.claim(worker), "resized", progressed=True)
+        play.leave(worker, "resized")
+    world.scheduler.refuse = lambda asked: (
+        Refusal("width", "Invalid job array specification") if asked.tasks > 1 else None
+    )
+    later(world, holder, 1)
+    both = [task(worker) for worker in workers]
+    assert behind(world) == [[], both, both, []]
+    given_up = Submitted.read(world.paths.submitted(2))
+    assert given_up is not None and not given_up.job
+
+
 def behind(world: World) -> list[list[str]]:
     """What each submission is behind."""
     intents = (Intent.read(world.paths.intent(number)) for number in world.paths.submissions())

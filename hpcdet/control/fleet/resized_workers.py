@@ -7,15 +7,14 @@ would get the others alone: it starts after that.
 from __future__ import annotations
 
 from hpcdet.control.leader.leader import Holder
-from hpcdet.store.folder.records import Intent, WorkerClaim, WorkerEnd
+from hpcdet.store.folder.records import Intent, Submitted, WorkerClaim, WorkerEnd
 
 
 def unfollowed(holder: Holder) -> list[str]:
     """Return the tasks of workers that left for more nodes which no submission is behind yet."""
     if holder.resolved.resources.min_slots_per_trial is None:
         return []
-    intents = (Intent.read(holder.paths.intent(one)) for one in holder.paths.submissions())
-    before = {task for intent in intents if intent for task in intent.behind}
+    before = {task for number in holder.paths.submissions() for task in _behind(holder, number)}
     found = []
     for worker in holder.paths.workers():
         holder.stay()
@@ -23,3 +22,11 @@ def unfollowed(holder: Holder) -> list[str]:
         if end is not None and end.why == "resized" and claim and claim.job not in before:
             found.append(claim.job)
     return found
+
+
+def _behind(holder: Holder, number: int) -> list[str]:
+    """Return the tasks that a submission is behind; none if it was given up."""
+    intent = Intent.read(holder.paths.intent(number))
+    submitted = Submitted.read(holder.paths.submitted(number))
+    given_up = submitted is not None and not submitted.job
+    return [] if intent is None or given_up else intent.behind
