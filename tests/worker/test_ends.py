@@ -82,6 +82,13 @@ NO_FAULT_OF_CODE = [
     (seen(died_of="SIGKILL", noticed=True, time_up=True), "walltime"),
     (seen(died_of="SIGUSR2"), "preempted"),
     (seen(died_of="SIGTERM"), "preempted"),
+    # a script without a handler, or with one that only exits
+    (seen(died_of="SIGTERM", resized=True), "resized"),
+    (seen(exit_code=143, resized=True), "resized"),
+    (seen(exit_code=3, resized=True, first_step=True), "resized"),
+    (seen(died_of="SIGTERM", resized=True, noticed=True), "preempted"),
+    (seen(died_of="SIGTERM", resized=True, time_up=True), "walltime"),
+    (seen(died_of="SIGKILL", resized=True, first_step=True), "lost"),
     (seen(stands=False), "preempted"),
     (seen(stands=False, time_up=True), "walltime"),
     (seen(launcher=SLURM.format("DUE TO PREEMPTION")), "preempted"),

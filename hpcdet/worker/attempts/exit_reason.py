@@ -93,14 +93,19 @@ def _by_cause(verdict: Verdict, seen: Evidence) -> Reason:
         return verdict.cause
     if verdict.cause == "stopped" or killed:
         return "canceled" if killed else "stopped"
-    if verdict.cause == "walltime" or seen.time_up:
+    return "walltime" if verdict.cause == "walltime" else _told(seen)
+
+
+def _told(seen: Evidence) -> Reason:
+    """Return why the attempt was asked to leave, or its allocation was taken away."""
+    if seen.time_up:
         return "walltime"
     return "resized" if seen.resized and not seen.noticed else "preempted"
 
 
 def _killed(seen: Evidence) -> tuple[Reason, str] | None:
     """Return the reason of an end that positive evidence shows is not the user code's fault."""
-    told: Reason = "walltime" if seen.time_up else "preempted"
+    told = _told(seen)
     lost: Reason = "preempted" if seen.reclaims else "node_fail"
     for pattern, reason in seen.says:
         if re.search(pattern, seen.launcher):
@@ -125,7 +130,7 @@ def _killed(seen: Evidence) -> tuple[Reason, str] | None:
         return lost, "the launcher lost a node"
     if not seen.stands:
         return told, ""
-    if seen.noticed and seen.verdict is None and not seen.error:
+    if (seen.noticed or seen.resized) and seen.verdict is None and not seen.error:
         return told, ""
     return None
 
