@@ -17,7 +17,7 @@ from hpcdet.site import Site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import End, Verdict, WorkerEnd
+from hpcdet.store.folder.records import End, Intent, Verdict, WorkerEnd
 from hpcdet.store.fs import files
 from tests import experiments as x
 from tests import governed_nodes
@@ -131,6 +131,9 @@ def test_a_policy_that_is_gone_lets_nobody_in(lab: Lab) -> None:
     paths.compiled_policy.unlink()
     why = lab.until_paused(paths)
     assert "G110" in why
+    assert "attest" not in why and "left out" not in why, "no node is at fault"
+    intents = [Intent.read(paths.intent(number)) for number in paths.submissions()]
+    assert [intent.exclude for intent in intents if intent] == [[]] * len(intents)
     assert list(lab.touched.iterdir()) == []
 
 

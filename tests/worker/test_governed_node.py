@@ -11,6 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hpcdet.jobs.script import requirements
+from hpcdet.policy.changes import known_changes
 from hpcdet.policy.changes.change_writer import ChangeWriter
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import PolicyText, TrustedKey
@@ -104,7 +105,16 @@ def test_a_site_key_that_the_policy_trusts_no_more_attests_nothing(place: Place)
     governance = Governance("policy.yaml", run_key, digest=trusting.digest, signer=signer)
     config = dataclasses.replace(plain, governance=governance)
     node = GovernedNode(place.paths, config, place.site, Allocation("", ("n1",)))
-    assert node.refusal() == ""
+    looks, by_ledgers = list[ExperimentPaths](), known_changes.by_ledgers
+
+    def counted(paths: ExperimentPaths) -> list[known_changes.KnownChanges]:
+        looks.append(paths)
+        return by_ledgers(paths)
+
+    with place.environ.context() as counting:
+        counting.setattr(known_changes, "by_ledgers", counted)
+        assert [node.refusal() for _ in range(3)] == [""] * 3
+    assert len(looks) == 1, "the ledgers of all trials are not opened at each look"
     node_proof.require(place.paths, config)
     assert requirements.of_experiment(config, place.paths, place.site) is not None
     fewer = dataclasses.replace(trusting, version=2, trust=(keys[1],))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView, TaskPlace
+from hpcdet.policy.codes import NODE_REFUSED
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -26,7 +27,7 @@ LAUNCHES = 3
 """Submissions in a row of which the scheduler could not launch a task, likewise."""
 
 REFUSALS = 2
-"""Workers on nodes that do not attest what the policy requires, likewise."""
+"""Workers that could take no trial for the policy, or for what their nodes attest, likewise."""
 
 _DEATHS = frozenset({"lost", "node_fail"})
 """Ends of attempts whose worker is gone without a record; preempted ones have a budget of their
@@ -56,35 +57,46 @@ def nodes(decided: Decided) -> set[str]:
     return alone | {node for node, count in times.items() if count > 1}
 
 
-def refused(holder: Holder) -> tuple[int, dict[str, str]]:
-    """Return how many workers met nodes that a policy does not accept, and what those lack.
+def refused(holder: Holder) -> dict[str, str]:
+    """Return the nodes that do not attest what a policy requires, and what each lacks.
 
     Since the user's last ``resume``, which follows a repair.
     """
+    met = [each for one in _met(holder) for each in one.items()]
+    return {node: why for node, why in met if _is_of_node(why)}
+
+
+def _met(holder: Holder) -> list[dict[str, str]]:
+    """Return why workers could take no trial under a policy, by their nodes."""
     if holder.hands.resolved.governance is None:
-        return 0, {}
-    count = 0
-    found: dict[str, str] = {}
+        return []
+    found = []
     for worker in holder.paths.workers():
         if worker.submission <= holder.decided.user.resumed_after:
             continue
         holder.stay()
         end = WorkerEnd.read(worker.end)
         if end is not None and end.refused:
-            count += 1
-            found |= end.refused
-    return count, found
+            found.append(end.refused)
+    return found
 
 
 def _refusals(holder: Holder) -> str:
-    count, found = refused(holder)
-    if count < REFUSALS:
+    met = _met(holder)
+    if len(met) < REFUSALS:
         return ""
-    *_, why = found.values()
+    *_, why = met[-1].values()
+    if not _is_of_node(why):
+        return f"{len(met)} workers in turn could take no trial; the last: {why}"
     return (
-        f"{count} workers in turn met nodes that do not attest what the policy requires "
-        f"({', '.join(sorted(found))}); the last: {why}"
+        f"{len(met)} workers in turn met nodes that do not attest what the policy requires "
+        f"({', '.join(sorted(refused(holder)))}); the last: {why}"
     )
+
+
+def _is_of_node(why: str) -> bool:
+    """True if a refusal is the node's; else the experiment's own files or its site are at fault."""
+    return f"{NODE_REFUSED}: " in why
 
 
 def _launches(holder: Holder) -> str:

@@ -334,7 +334,7 @@ def _refused(holder: Holder, intent: Intent, refusal: Refusal) -> int:
         return 0
     if refusal.kind in ("limit", "unavailable"):
         raise _Later(refusal.message)
-    _, refused = failed_submissions.refused(holder)
+    refused = failed_submissions.refused(holder)
     # without the refused nodes there may be too few: what they lack is the cause then
     cause = "".join(f"; {node} was left out: {why}" for node, why in sorted(refused.items()))
     _give_up(holder, intent, refusal.message)
@@ -382,5 +382,5 @@ def _excluded(holder: Holder) -> list[str]:
         end, claim = WorkerEnd.read(worker.end), WorkerClaim.read(worker.claim)
         if end is not None and end.why == "bad_node" and not end.refused and claim is not None:
             bad.update(claim.nodes)
-    bad.update(failed_submissions.nodes(decided), failed_submissions.refused(holder)[1])
+    bad.update(failed_submissions.nodes(decided), failed_submissions.refused(holder))
     return sorted(bad.union(holder.resolved.resources.exclude_nodes))

@@ -8,6 +8,7 @@ import socket
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs.script import requirements
 from hpcdet.policy import statements
+from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.policy.statements import NodeDemand
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.allocation import Allocation
@@ -34,6 +35,8 @@ class GovernedNode:
         self._site, self._allocation = site, allocation
         self._inside = opening.of(site).inside
         self.name = self._inside.node_name(os.environ)
+        self._policy: CompiledPolicy | None = None
+        self._listed: list[str] | None = None
         self._asked: NodeRequest | None = None
         self._shown: str | None = None
         self._free = False
@@ -47,7 +50,7 @@ class GovernedNode:
         if self._free:
             return ""
         try:
-            demand = self._read()  # anew: the policy may have changed
+            demand = self._read()
             if demand is None:
                 return ""
             statements.verify(demand, self.name)
@@ -59,10 +62,24 @@ class GovernedNode:
 
     def _read(self) -> NodeDemand | None:
         """Return what the policy demands; None, from now on, if it demands nothing of nodes."""
-        policy = requirements.on_nodes(self._experiment, self._opened)
+        policy = self._newest()
         self._asked = None if policy is None else requirements.of_policy(policy, self._site)
         self._free = self._asked is None
         return None if policy is None else statements.demand_of(policy, self._opened.site)
+
+    def _newest(self) -> CompiledPolicy | None:
+        """Return the policy, which is read anew only once the list of its changes is another one.
+
+        To read it is to look into the ledgers of all trials.
+        """
+        try:
+            listed = sorted(os.listdir(self._opened.policy_changes))
+        except FileNotFoundError:
+            listed = []
+        if listed != self._listed:
+            self._policy = requirements.on_nodes(self._experiment, self._opened)
+            self._listed = listed
+        return self._policy
 
     def _against_the_scheduler(self) -> str:
         """Return how the scheduler's view of the node differs; "" also where it has none."""
