@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from hpcdet.site.models import Site
+from hpcdet.site.shell_variables import expanded
 from hpcdet.store.folder.names import EXPERIMENTS
 
 
 def folder(text: str | None) -> Path | None:
     """A path of a site file, with ``$VARIABLES`` and ``~`` expanded."""
-    return Path(os.path.expandvars(text)).expanduser().absolute() if text else None
+    return Path(expanded(text)).absolute() if text else None
 
 
 def experiments(site: Site) -> Path | None:

@@ -242,7 +242,10 @@ class Site(Model):
         default_factory=list, description="options of ours that this scheduler refuses"
     )
     setup: list[str] = Field(default_factory=list, description="shell lines before the worker")
-    env: dict[str, Text] = Field(default_factory=dict, description="environment of every job")
+    env: dict[str, Text] = Field(
+        default_factory=dict,
+        description="environment of every job; $VARIABLES and ~ are those of who submits",
+    )
     launcher: Launcher = Launcher()
     container: Container | None = Field(default=None, description="null: images are refused here")
     tunnel: Literal["node", "reverse", "relay"] = Field(

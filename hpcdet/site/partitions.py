@@ -48,7 +48,7 @@ class Partition(Model):
     chain: bool = Field(
         default=True, description="false: a job may not submit its own continuation here"
     )
-    env: dict[str, Text] = Field(default_factory=dict)
+    env: dict[str, Text] = Field(default_factory=dict, description="as the site's, over it")
     setup: list[str] = Field(default_factory=list)
     launcher: Launcher | None = None
 

@@ -16,6 +16,7 @@ from hpcdet import shipped
 from hpcdet.errors import ConfigError, IntegrityError, NotFound
 from hpcdet.schedulers import opening as schedulers
 from hpcdet.site.models import Detection, Site
+from hpcdet.site.shell_variables import with_environment
 from hpcdet.site_files import backend_keys
 from hpcdet.site_files.detection import Host, recognise
 from hpcdet.store.folder import trust
@@ -300,7 +301,7 @@ def _build(layers: list[Document], reason: str) -> Site:
     site._open = frozenset(key for key in facts.asked if _said(merged, key) is None)
     site._source = own.source
     site._reason = reason
-    return site
+    return with_environment(site)
 
 
 def _said(values: Mapping[str, Any], key: str) -> Any:

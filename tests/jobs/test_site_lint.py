@@ -103,3 +103,16 @@ def test_keys_that_mean_nothing_to_the_scheduler_are_warned_of(cli: Cli, tmp_pat
 def test_the_schema_is_printed(cli: Cli) -> None:
     printed = json.loads(cli("site", "schema").out)
     assert printed["title"] == "hpcdet site file" and "partitions" in printed["properties"]
+
+
+def test_a_variable_that_is_not_set_is_warned_of(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JOB_DISK", raising=False)
+    file = write(tmp_path / "own.yaml", "extends: local\nenv: {A: '$HOME/a', B: '${JOB_DISK}/b'}\n")
+    said = "env.B: ${JOB_DISK} is not set here and stays as it is written; a value that only"
+    warned = json.loads(cli("site", "lint", file, "-o", "json").out)["warnings"]
+    [text] = [text for text in warned if "env." in text]
+    assert text.startswith(f"site own: {said}")
+    checked = cli("site", "check", file, "-o", "json").items
+    assert any(item["what"].startswith(said) for item in checked if item["level"] == "warning")

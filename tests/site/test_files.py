@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcdet.errors import ConfigError, NotFound
+from hpcdet.site import shell_variables
 from hpcdet.site_files import load_site
 from hpcdet.site_files.detection import Host
 
@@ -254,3 +255,31 @@ def test_the_resolved_file_reads_back_equal_also_from_another_version(
     path.write_text(text + "future: {a: 1}\n")
     assert "burst" in text and "speed" in text
     assert load_site.from_resolved(path).plain() == one.plain()
+
+
+def test_values_of_the_environment_are_expanded_as_paths_are(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("USER", "ada")
+    monkeypatch.setenv("HOME", "/users/ada")
+    monkeypatch.delenv("JOB_DISK", raising=False)
+    (folders["site"] / "delta.yaml").write_text(
+        "extends: generic-slurm\npaths: {scratch: '/scratch/$USER'}\n"
+        "env: {CACHE: '/scratch/$USER/cache', PLACE: '${HOME}/x', OWN: '~/y', COST: '5 $'}\n"
+        "partitions: {gpu: {env: {CACHE: '$HOME/gpu', DISK: '$JOB_DISK/z'}}}\n"
+    )
+    site = load_site.load("delta")
+    here = {"PLACE": "/users/ada/x", "OWN": "/users/ada/y", "COST": "5 $"}
+    assert site.view("cpu").env == {"CACHE": "/scratch/ada/cache", **here}
+    assert site.view("gpu").env == {"CACHE": "/users/ada/gpu", "DISK": "$JOB_DISK/z", **here}
+    assert site.origins["env.CACHE"].endswith("delta.yaml:3")
+    [said] = shell_variables.unset(site)
+    assert said.startswith("partitions.gpu.env.DISK: $JOB_DISK is not set here")
+    assert 'export DISK="$JOB_DISK/z"' in said
+
+    resolved = folders["project"] / "site.yaml"
+    resolved.write_bytes(load_site.dump(site))
+    monkeypatch.setenv("USER", "somebody")
+    monkeypatch.setenv("JOB_DISK", "/late")
+    kept = load_site.from_resolved(resolved)
+    assert kept.view("gpu").env == site.view("gpu").env, "jobs have what was so at submission"

@@ -16,7 +16,7 @@ from hpcdet.jobs import site_draft
 from hpcdet.jobs.checks import idle_keys, site_lint
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.survey import Surveys
-from hpcdet.site import Site
+from hpcdet.site import Site, shell_variables
 from hpcdet.site_files import load_site
 from hpcdet.store.fs import files
 
@@ -97,8 +97,12 @@ def lint(out: Output, names: tuple[str, ...], every: bool) -> None:
     else:
         sites, unread = [settings().site(name) for name in names or (None,)], []
     results = [*unread, *(result for site in sites for result in site_lint.lint(site))]
-    idle = [f"site {site.name}: {text}" for site in sites for text in idle_keys.idle(site)]
-    out.emit(results, COLUMNS, warnings=[*site_lint.missing(), *idle], key="site")
+    remarks = [
+        f"site {site.name}: {text}"
+        for site in sites
+        for text in (*idle_keys.idle(site), *shell_variables.unset(site))
+    ]
+    out.emit(results, COLUMNS, warnings=[*site_lint.missing(), *remarks], key="site")
     wrong = [result for result in results if result.findings]
     if out.for_people:
         for result in wrong:

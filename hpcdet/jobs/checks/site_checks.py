@@ -21,7 +21,7 @@ from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import HasFeatures, PartitionInfo, Queues
 from hpcdet.schedulers.common.request import NodeRequest
 from hpcdet.schedulers.opening import open_scheduler
-from hpcdet.site import PartitionView, Site, folders
+from hpcdet.site import PartitionView, Site, folders, shell_variables
 from hpcdet.site.partitions import Partition
 from hpcdet.store.config import mpi_torch
 from hpcdet.store.config.resolved_config import Resolved
@@ -69,6 +69,7 @@ def preflight(
     said += queue_limits.refuse_preemptible(experiment, site)
     said += queue_limits.warnings(experiment, site, view)
     said += _fabric(experiment, site, view)
+    said += [f"site {site.name}: {text}" for text in shell_variables.unset(site)]
     size = quota.former(root, experiment.name)
     stores = [place for place in (root, folders.scratch(site, root)) if place]
     fits = [text for place in stores for text in quota.warnings(experiment, site, place, size)]

@@ -16,7 +16,7 @@ from hpcdet.launchers import opening as launchers
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import HasFeatures
 from hpcdet.schedulers.opening import open_scheduler
-from hpcdet.site import PartitionView, Site, folders
+from hpcdet.site import PartitionView, Site, folders, shell_variables
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
@@ -34,7 +34,8 @@ def findings(site: Site) -> list[SiteFinding]:
         hint = "" if path else "it may be on the nodes only, or come with a module"
         what = f"launcher {kind}: {path or 'not on PATH here'}"
         found.append(SiteFinding("ok" if path else "warning", what, hint, "launcher"))
-    texts = [*idle_keys.idle(site), *site_checks.without_submitter(site)]
+    texts = [*idle_keys.idle(site), *shell_variables.unset(site)]
+    texts += site_checks.without_submitter(site)
     return found + [SiteFinding("warning", text) for text in texts]
 
 

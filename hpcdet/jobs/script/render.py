@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.request import NodeRequest, ScriptRequest, UserOptions
 from hpcdet.site import PartitionView, Site
 from hpcdet.site.models import Directives
+from hpcdet.site.shell_variables import expanded
 from hpcdet.site_files.load_site import folders as template_folders
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Resolved
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 def search_path(site: Site) -> list[Path]:
     """Folders of templates there are, nearest first: the site's, then as for site files."""
-    own = [Path(os.path.expandvars(site.templates)).expanduser()] if site.templates else []
+    own = [Path(expanded(site.templates))] if site.templates else []
     every = [*own, *(folder.path for folder in template_folders("templates"))]
     return [folder.absolute() for folder in every if folder.is_dir()]
 
@@ -189,7 +189,7 @@ def request(
     need, job = experiment.resources, experiment.allocation
     size = _size(experiment, user)
 
-    def expanded(values: Directives) -> Directives:
+    def rendered(values: Directives) -> Directives:
         return {
             name: jinja.from_string(value).render(size) if isinstance(value, str) else value
             for name, value in values.items()
@@ -210,7 +210,7 @@ def request(
         folder=paths.root,
         output=paths.job_log(intent.number),
         view=dataclasses.replace(
-            view, directives=expanded(view.directives), chunk=expanded(view.chunk)
+            view, directives=rendered(view.directives), chunk=rendered(view.chunk)
         ),
         exclude=tuple(intent.exclude),
         held=intent.held,
