@@ -150,6 +150,38 @@ def test_a_partition_for_many_nodes_gets_jobs_of_several_trials(cli: Cli, tmp_pa
     assert "the launcher local has one" in cli("submit", *trials(), "--dry-run", code=4).err
 
 
+def test_a_plan_has_no_more_jobs_at_once_than_the_site_runs(cli: Cli, tmp_path: Path) -> None:
+    cli("init", tmp_path)
+    site = tmp_path / "few.yaml"
+    ask = ["--set", "searcher.max_trials=12", "--set", "searcher.max_concurrent_trials=8"]
+    line = [tmp_path / "random.yaml", "--site", site, "--trial-time", "1h", *ask, "-o", "json"]
+
+    def planned(limits: str, *more: str) -> tuple[Any, list[str]]:
+        site.write_text(f"extends: generic-slurm\nlimits: {limits}\n")
+        said = cli("plan", *line, *more)
+        [item] = said.items
+        waits = [text for text in json.loads(said.out)["warnings"] if "jobs are to run" in text]
+        return item, waits
+
+    item, waits = planned("{}")
+    assert (item["concurrent_trials"], item["workers"]["at_once"]) == (8, 8) and not waits
+    assert item["cost"]["run_s"] == 12 / 8 * 3600
+    storage = item["storage"]
+    item, [wait] = planned("{max_running: 3}")
+    assert (item["concurrent_trials"], item["workers"]["at_once"]) == (3, 3)
+    assert item["slots"]["at_once"] == 3 and item["cost"]["run_s"] == 12 / 3 * 3600
+    assert "8 jobs are to run at once, and few runs 3 of one user" in wait
+    assert item["storage"] == storage, "what there may be at most is not less for it"
+    item, waits = planned("{max_running: 3, max_running_project: 2}")
+    assert item["workers"]["at_once"] == 2 and len(waits) == 2
+    item, [wait] = planned("{max_submit: 5}")
+    assert item["workers"]["at_once"] == 4 and "the small job behind the others" in wait
+    item, waits = planned("{max_running: 3}", "--set", "worker.lanes=4")
+    assert (item["concurrent_trials"], item["workers"]["at_once"]) == (8, 2) and not waits
+    item, waits = planned("{max_running: 3}", "--set", "resources.max_slots=2")
+    assert item["workers"]["at_once"] == 2 and not waits
+
+
 def test_the_worker_verb_is_hidden_and_wired(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[object] = []
     monkeypatch.setattr("hpcdet.worker.main.run", lambda *given: heard.append(given) or 85)

@@ -18,7 +18,7 @@ from hpcdet.cli.inputs.load_request import config_argument, request, setting_opt
 from hpcdet.cli.run import plan_output
 from hpcdet.config.check.plan import plan
 from hpcdet.errors import UsageError
-from hpcdet.jobs.checks import decisions, queue_waits, quota, throughput
+from hpcdet.jobs.checks import decisions, queue_limits, queue_waits, quota, throughput
 from hpcdet.jobs.script import succession
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
@@ -75,7 +75,7 @@ def plan_command(
     waits_by, queue_s = _queue(wanted.root, resolved, site, queue_wait)
     item = {
         "id": resolved.name,
-        **plan(resolved, size, unit_s, queue_s, wanted.begun),
+        **plan(resolved, size, unit_s, queue_s, wanted.begun, queue_limits.most_jobs(site)),
         "site": site.name,
         "succession": succession.way(site),
     }
@@ -91,7 +91,8 @@ def plan_command(
     item["warm_start"] = [str(source) for source in past.sources] if past else []
     left, unknown = quota.free(site, wanted.root)
     item["free"] = [asdict(one) for one in left]
-    warnings = [*wanted.loaded.warnings, *unknown, *quota.shortages(left, item["storage"])]
+    warnings = [*wanted.loaded.warnings, *queue_limits.waiting(resolved, site)]
+    warnings += [*unknown, *quota.shortages(left, item["storage"])]
     if too_fast := decisions.warning(item["beyond"], item["unit"]):
         warnings.append(too_fast)
     if not out.for_people or out.fields:

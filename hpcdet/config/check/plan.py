@@ -19,6 +19,7 @@ def plan(
     unit_s: float | None = None,
     queue_s: float | None = None,
     begun: int = 0,
+    jobs: int | None = None,
 ) -> dict[str, Any]:
     """One item of ``hpcdet plan``.
 
@@ -27,6 +28,7 @@ def plan(
         unit_s: seconds of training for one unit of length, where they are known.
         queue_s: seconds that an allocation is waited for, where they are known.
         begun: length at which all trials begin (``searcher.begin_from``).
+        jobs: the most that the site runs at once; None: no limit that is known.
 
     Returns:
         ``brackets`` (each with ``rungs``, lengths at which trials are compared or end, in
@@ -43,10 +45,9 @@ def plan(
     """
     searcher, need = resolved.searcher, resolved.resources
     trials, length, top = searcher.max_trials, searcher.max_length, searcher.top
-    open_at_once = min(trials, searcher.max_concurrent_trials or trials)
-    if need.max_slots is not None:
-        open_at_once = min(open_at_once, max(1, need.max_slots // need.slots_per_trial))
-    plain = Bracket((top,) if top else (), trials, open_at_once)
+    side_by_side, most = resolved.lanes, resolved.trials_at_once
+    open_at_once = most if jobs is None else min(most, jobs * side_by_side)
+    plain = Bracket((top,) if top else (), trials, most)
     brackets = searcher.brackets or [plain]
     units = sum(one.units(searcher.divisor, begun) for one in brackets) if top else None
     whole = (top - begun) / top if top else 1.0  # of a training, what one trial has before it
@@ -61,7 +62,6 @@ def plan(
         allocations = max(1, -(-run_s // need.walltime_s)) if need.walltime_s else 1
     if run_s is not None and queue_s is not None and allocations is not None:
         end_s = round(run_s + allocations * queue_s)
-    side_by_side = resolved.lanes
     workers = -(-open_at_once // side_by_side)
     return {
         "name": resolved.name,
@@ -105,7 +105,7 @@ def plan(
             "end_s": end_s,
         },
         "budget": {"slot_hours": resolved.budget.slot_hours, "wall_s": resolved.budget.wall_s},
-        "storage": _storage(resolved, open_at_once, workers, checkpoint_bytes),
+        "storage": _storage(resolved, most, -(-most // side_by_side), checkpoint_bytes),
     }
 
 

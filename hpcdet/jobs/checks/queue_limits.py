@@ -7,12 +7,12 @@ keep it waiting for ever.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.create.create import slug
-from hpcdet.jobs.script import lanes
+from hpcdet.jobs.script import lanes, succession
 from hpcdet.schedulers import opening
 from hpcdet.site import PartitionView, Site
 from hpcdet.store.config.placement import Resources
@@ -156,7 +156,7 @@ def refuse_long_name(experiment: Resolved, site: Site) -> None:
 
 def warnings(experiment: Resolved, site: Site, view: PartitionView) -> list[str]:
     """Return what is allowed in a partition or queue and probably not meant, a sentence each."""
-    name, searcher, found = view.name or "default", experiment.searcher, []
+    name, found = view.name or "default", []
     job, groups = experiment.allocation, experiment.worker.node_groups
     if unused := max(0, groups - experiment.lanes) * experiment.resources.nodes:
         found.append(
@@ -168,18 +168,37 @@ def warnings(experiment: Resolved, site: Site, view: PartitionView) -> list[str]
             f"{name} gives and charges whole nodes, of which {idle} would be idle: worker.lanes: "
             "auto puts trials side by side"
         )
-    trials = min(searcher.max_trials, searcher.max_concurrent_trials or searcher.max_trials)
-    jobs = lanes.tasks(trials, experiment.lanes)
-    for limit, whose in (
-        (site.limits.max_running, "one user"),
-        (site.limits.max_running_project, "one project, all its users together"),
-    ):
-        if limit is not None and jobs > limit:
-            found.append(
-                f"{jobs} jobs are to run at once, and {site.name} runs {limit} of {whose}: the "
-                "others wait"
-            )
-    return found
+    return [*found, *waiting(experiment, site)]
+
+
+def waiting(experiment: Resolved, site: Site) -> list[str]:
+    """Return a sentence for each limit of jobs that run at once which an experiment is beyond."""
+    jobs = lanes.tasks(experiment.trials_at_once, experiment.lanes)
+    return [
+        f"{jobs} jobs are to run at once, and {site.name} {what}: the others wait"
+        for most, what in _running(site)
+        if jobs > most
+    ]
+
+
+def most_jobs(site: Site) -> int | None:
+    """Return how many jobs of an experiment may run at once, if nothing else does; None: any."""
+    return min((most for most, _ in _running(site)), default=None)
+
+
+def _running(site: Site) -> Iterator[tuple[int, str]]:
+    """Yield each limit on an experiment's jobs that run at once, and what sets it."""
+    limits = site.limits
+    if limits.max_running is not None:
+        yield limits.max_running, f"runs {limits.max_running} of one user"
+    if limits.max_running_project is not None:
+        what = f"runs {limits.max_running_project} of one project, all its users together"
+        yield limits.max_running_project, what
+    if limits.max_submit is not None:
+        behind = 1 if limits.max_submit > 1 and succession.after_end(site) else 0
+        beside = ", one of them the small job behind the others" if behind else ""
+        what = f"queues {limits.max_submit} of one user{beside}"
+        yield limits.max_submit - behind, what
 
 
 def _idle(job: Resources, view: PartitionView) -> str:

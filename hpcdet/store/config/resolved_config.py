@@ -311,6 +311,15 @@ class Resolved:
         return tuple(self.data.get("stage") or ())
 
     @property
+    def trials_at_once(self) -> int:
+        """The most trials that are open at once, by the config alone."""
+        searcher, need = self.searcher, self.resources
+        most = min(searcher.max_trials, searcher.max_concurrent_trials or searcher.max_trials)
+        if need.max_slots is not None:
+            most = min(most, max(1, need.max_slots // need.slots_per_trial))
+        return most
+
+    @property
     def lanes(self) -> int:
         """The number of trials in one allocation at once: no more than may ever run.
 
