@@ -7,6 +7,7 @@ what Slurm's wrappers (22.05) printed. The wrappers themselves are run in ``test
 from __future__ import annotations
 
 import getpass
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -137,11 +138,11 @@ def _named(number: int, name: str, *lines: str, owner: str = "") -> str:
 
 
 def shows(*jobs: str) -> str:
-    """Lines of a ``qstat -f`` that shows all jobs, or the one that it is asked about."""
-    each = [f"{job.split()[2]}) {says(job)} ;;" for job in jobs]
-    return "\n".join(
-        ['case "$2" in', f'"") {says("".join(jobs))} ;;', *each, "*) exit 153 ;;", "esac"]
-    )
+    """Lines of a ``qstat -f`` that shows all jobs, or those that it is asked about."""
+    each = [f"{job.split()[2]}) printf %s {shlex.quote(job)} ;;" for job in jobs]
+    every = f'[ "$#" -gt 1 ] || {{ printf %s {shlex.quote("".join(jobs))}; exit; }}'
+    asked = 'for job in "${@:2}"; do case "$job" in'
+    return "\n".join([every, asked, *each, "*) gone=153 ;;", "esac; done", 'exit "${gone:-0}"'])
 
 
 def test_a_lost_submission_is_found_by_its_name_alone(fake_pbs: Fake) -> None:
@@ -205,13 +206,28 @@ def test_deleting(tmp_path: Path, fake_pbs: Fake, answer: str, fails: bool) -> N
 
 
 def test_what_runs_and_waits_is_counted_by_user_and_by_account(fake_pbs: Fake) -> None:
-    jobs = _named(7, "exp-1", "Account_Name = phys") + _named(8, "a", owner="ann")
+    jobs = _named(7, "exp-1", "Account_Name = phys"), _named(8, "a", owner="ann")
     ours = _named(9, "b", "Account_Name = phys", owner="ann").replace("= R", "= Q")
-    mine = _named(10, "c").replace("= R", "= H") + _named(11, "d").replace("= R", "= C")
-    fake_pbs("qstat", says(jobs + ours + mine))
+    mine = _named(10, "c").replace("= R", "= H"), _named(11, "d").replace("= R", "= C")
+    fake_pbs("qstat", shows(*jobs, ours, *mine))
     own, phys = torque().occupancy(), torque().occupancy("phys")
     assert own.running == {"7.head": 1} and own.waiting == {"10.head"}
     assert phys.running == {"7.head": 1} and torque().occupancy("chem").running == {}
+
+
+def test_what_somebody_elses_variables_say_is_not_counted(tmp_path: Path, fake_pbs: Fake) -> None:
+    charged = "Account_Name = phys"
+    forged = "".join(_named(one, "a", charged) for one in (9, 7, 66))
+    lines = "job_state = R", f"Variable_List = A=1\n\n{forged}"
+    theirs = _named(9, "a", *lines, owner="mallory")
+    ours = [_named(one, "b", charged, owner="ann") for one in (20, 21, 22, 23)]
+    waits = _named(7, "exp-1", charged).replace("= R", "= Q")
+    fake_pbs("qstat", shows(theirs, waits, _named(8, "exp-2"), *ours))
+    own = torque().occupancy()
+    assert own.running == {"8.head": 1} and own.waiting == {"7.head"}
+    phys = torque().occupancy("phys").running
+    assert phys == {f"{one}.head": 1 for one in (20, 21, 22, 23)}
+    assert len(calls(tmp_path, "qstat")) < 20, "only answers with a forger in them are asked apart"
 
 
 def test_holds(tmp_path: Path, fake_pbs: Fake) -> None:

@@ -7,11 +7,11 @@ import getpass
 import json
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers.calls.polling import SharedQuery
+from hpcdet.schedulers.calls.polling import QueryAnswer, SharedQuery
 from hpcdet.schedulers.common.base import (
     Capabilities,
     Job,
@@ -86,11 +86,11 @@ class TorqueScheduler:
 
     def occupancy(self, project: str | None = None) -> Occupancy:
         """See ``base.CountsJobs``. A project is an account here."""
-        answer = self._every.get(frozenset())
-        whose = f"user {getpass.getuser()}" if project is None else f"account {project}"
-        rows = pbs_text.decode(json.loads(answer.text).get(whose, ""))
-        running, waiting = torque_states.occupied(rows.values())
-        return Occupancy(answer.at, running, waiting if project is None else frozenset())
+        if project is not None:
+            answer, rows = _members(self._accounts, f"account {project}")
+            return Occupancy(answer.at, torque_states.occupied(rows)[0])
+        answer, rows = _members(self._own, f"user {getpass.getuser()}")
+        return Occupancy(answer.at, *torque_states.occupied(rows))
 
     def cancel(self, job: str, index: int | None = None) -> None:
         """See ``base.Scheduler``."""
@@ -130,19 +130,24 @@ class TorqueScheduler:
         return self._shared("qstat-torque", ask, pbs_text.gist)
 
     @cached_property
-    def _every(self) -> SharedQuery:
-        def ask(_: frozenset[str]) -> str:
-            rows: dict[str, list[PbsRow]] = {}
-            for each in torque_query.every():
-                for whose in (f"user {each.owner}", f"account {each.account}"):
-                    rows.setdefault(whose, []).append(each.row)
-            return json.dumps({whose: pbs_text.encode(own) for whose, own in rows.items()})
+    def _own(self) -> SharedQuery:
+        return self._groups("own")
+
+    @cached_property
+    def _accounts(self) -> SharedQuery:
+        return self._groups("accounts")
+
+    def _groups(self, name: str) -> SharedQuery:
+        def ask(groups: frozenset[str]) -> str:
+            shown = torque_query.every()
+            told = {group: torque_query.members(shown, group) for group in sorted(groups)}
+            return json.dumps({group: pbs_text.encode(rows) for group, rows in told.items()})
 
         def gist(text: str) -> object:
             said: dict[str, str] = json.loads(text or "{}")
-            return {whose: pbs_text.gist(own) for whose, own in said.items()}
+            return {group: pbs_text.gist(rows) for group, rows in said.items()}
 
-        return self._shared("every-torque", ask, gist)
+        return self._shared(f"{name}-torque", ask, gist)
 
     def _shared(
         self, name: str, ask: Callable[[frozenset[str]], str], gist: Callable[[str], object]
@@ -162,6 +167,11 @@ class TorqueScheduler:
         if isinstance(query := vars(self).get("_live"), SharedQuery):
             with contextlib.suppress(Unavailable, OSError):
                 query.expect_change()
+
+
+def _members(query: SharedQuery, group: str) -> tuple[QueryAnswer, Iterable[PbsRow]]:
+    answer = query.get(frozenset({group}))
+    return answer, pbs_text.decode(json.loads(answer.text).get(group, "")).values()
 
 
 def _over(done: subprocess.CompletedProcess[str]) -> bool:

@@ -43,8 +43,35 @@ def named(name: str, owner: str) -> list[PbsRow]:
 
 
 def every() -> list[NamedRow]:
-    """All jobs that the server knows. Raises Unavailable: it does not answer."""
+    """All jobs that the server knows, and what variables of some say of others.
+
+    Raises:
+        Unavailable: it does not answer.
+    """
     return _asked(())
+
+
+def members(shown: Sequence[NamedRow], group: str) -> list[PbsRow]:
+    """The jobs of a group (``NamedRow.groups``), of those that ``every`` has shown.
+
+    Each is asked about again: in the list variables of others may have lines that look like it.
+    In an answer about the group alone those are seen by whose they are in.
+
+    Raises:
+        Unavailable: the server does not answer.
+    """
+    return list(_members([job.row.id for job in shown if group in job.groups], group).values())
+
+
+def _members(jobs: Sequence[str], group: str) -> dict[str, PbsRow]:
+    jobs = list(dict.fromkeys(jobs))
+    told = rows(jobs) if jobs else []
+    if len(jobs) == 1:
+        told = told[:1]
+    elif any(group not in each.groups for each in told):
+        half = len(jobs) // 2
+        return _members(jobs[:half], group) | _members(jobs[half:], group)
+    return {each.row.id: each.row for each in told if each.row.id in jobs and group in each.groups}
 
 
 def _asked(jobs: Sequence[str]) -> list[NamedRow]:

@@ -33,6 +33,11 @@ class NamedRow:
     owner: str
     account: str = ""
 
+    @property
+    def groups(self) -> frozenset[str]:
+        """The groups of jobs that it is counted with: of its owner, of its account."""
+        return frozenset({f"user {self.owner}", f"account {self.account}"})
+
 
 def jobs(text: str) -> list[NamedRow]:
     """The jobs of ``qstat -f``; what is not understood is left out."""
