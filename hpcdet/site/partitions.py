@@ -48,6 +48,9 @@ class Partition(Model):
     chain: bool = Field(
         default=True, description="false: a job may not submit its own continuation here"
     )
+    max_running: int | None = Field(
+        default=None, ge=1, description="jobs of one user that may run at once here; null: no limit"
+    )
     env: dict[str, Text] = Field(default_factory=dict, description="as the site's, over it")
     setup: list[str] = Field(default_factory=list)
     launcher: Launcher | None = None
@@ -99,6 +102,7 @@ class Partition(Model):
                 "whole_nodes": any(part.whole_nodes for part in all_of),
                 "preemptible": any(part.preemptible for part in all_of),
                 "chain": all(part.chain for part in all_of),
+                "max_running": None,  # the scheduler chooses where there is room
             }
         )
 

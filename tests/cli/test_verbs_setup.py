@@ -174,6 +174,16 @@ def test_a_plan_has_no_more_jobs_at_once_than_the_site_runs(cli: Cli, tmp_path: 
     assert item["storage"] == storage, "what there may be at most is not less for it"
     item, waits = planned("{max_running: 3, max_running_project: 2}")
     assert item["workers"]["at_once"] == 2 and len(waits) == 2
+    item, [wait] = planned(
+        "{}\ndefault_partition: gpu\npartitions: {gpu: {max_running: 2}, cpu: {}}"
+    )
+    assert item["workers"]["at_once"] == 2 and "few runs 2 of one user in gpu" in wait
+    item, waits = planned(
+        "{}\npartitions: {gpu: {max_running: 2}, cpu: {}}",
+        "--set",
+        "resources.resource_pool=[gpu, cpu]",
+    )
+    assert item["workers"]["at_once"] == 8 and not waits, "the other one has room"
     item, [wait] = planned("{max_submit: 5}")
     assert item["workers"]["at_once"] == 4 and "the small job behind the others" in wait
     item, waits = planned("{max_running: 3}", "--set", "worker.lanes=4")

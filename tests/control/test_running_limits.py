@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control.fleet import running_shares
+from hpcdet.control.fleet import running_limits, running_shares
 from hpcdet.control.fleet.running_shares import Bound, RunningShare
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
@@ -23,6 +23,7 @@ from hpcdet.control.turn.controller import advance
 from hpcdet.errors import Unavailable
 from hpcdet.read.experiment import gather, states
 from hpcdet.schedulers.common.base import Capabilities, Occupancy, TaskState
+from hpcdet.site.models import Site
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 from tests.control.worlds import closed, later
@@ -49,6 +50,13 @@ class Counting(PaperScheduler):
         beside = self.of_project if project else 0
         return Occupancy(0, {**running, "900": self.foreign, "901": beside}, frozenset(waiting))
 
+    elsewhere = 0
+
+    def running_in(self, partition: str) -> dict[str, int]:
+        """All jobs run in the partition, ``elsewhere`` of the foreign ones apart."""
+        running = dict(self.occupancy().running)
+        return {**running, "900": self.foreign - self.elsewhere}
+
 
 @pytest.fixture
 def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counting:
@@ -65,6 +73,16 @@ def make(scheduler: Counting, root: Path, width: int, **limits: Any) -> World:
     files.make_folder(paths.code)
     files.replace(paths.config, b"{}")
     return dataclasses.replace(world, paths=paths, scheduler=scheduler)
+
+
+def bounded(world: World, partition: str, most: int) -> World:
+    """The experiment in a partition that has a limit."""
+    values = {
+        "partitions": {partition: {"max_running": most}, "free": {}},
+        "default_partition": partition,
+    }
+    site = Site.model_validate({**world.site.plain(), **values})
+    return dataclasses.replace(world, site=site)
 
 
 def throttles(scheduler: Counting) -> dict[str, int]:
@@ -225,6 +243,34 @@ def test_a_paused_experiment_wants_nothing(tmp_path: Path, scheduler: Counting) 
     second = make(scheduler, tmp_path / "b", 4, max_running=4)
     advance(second.paths, second.holder())
     assert throttles(scheduler)["2"] == 4
+
+
+def test_a_partition_has_a_limit_of_its_own(tmp_path: Path, scheduler: Counting) -> None:
+    scheduler.foreign, scheduler.elsewhere = 5, 3
+    world = bounded(make(scheduler, tmp_path / "a", 6), "gpu", 4)
+    holder = world.holder()
+    advance(world.paths, holder)
+    assert throttles(scheduler) == {"1": 2}, "two foreign jobs run in it"
+    assert running_limits.words(holder) == "partitions.gpu.max_running: 4 of site paper"
+    free = bounded(make(scheduler, tmp_path / "b", 6), "gpu", 4)
+    free = dataclasses.replace(free, site=free.site.changed({"default_partition": "free"}, {}))
+    advance(free.paths, free.holder())
+    assert throttles(scheduler)["2"] == 6
+
+
+def test_experiments_share_the_limit_of_their_partition_only(
+    tmp_path: Path, scheduler: Counting
+) -> None:
+    first = bounded(make(scheduler, tmp_path / "a", 4, max_running=6), "gpu", 2)
+    second = bounded(make(scheduler, tmp_path / "b", 5, max_running=6), "cpu", 5)
+    advance(first.paths, first.holder())
+    advance(second.paths, second.holder())
+    assert throttles(scheduler) == {"1": 2, "2": 4}, "six in all, two of them in gpu"
+    both = running_shares._read(shares_file(tmp_path))
+    assert [(one.partition, one.may) for one in both] == [("gpu", 2), ("cpu", 4)]
+    told = Bound(3, {"1": 2, "8": 1}, partition="cpu")
+    assert told.room(both[1], both, None) == 0, "jobs of the other share run there, too"
+    assert told.room(both[0], both, None) == both[0].wants, "it is no limit for this one"
 
 
 def shares_file(tmp_path: Path) -> Path:

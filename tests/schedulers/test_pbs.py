@@ -280,6 +280,7 @@ def test_what_runs_of_a_user_and_of_a_project_is_counted(tmp_path: Path, fake_pb
     fake_pbs(
         "qselect",
         """case "$*" in
+          *"-q fast"*) printf '13[4].vm\\n';;
           *-T*-u*) printf '12.vm\\n13[0].vm\\n13[4].vm\\n13[].vm\\n';;
           *-u*) printf '13[].vm\\n14.vm\\n';;
           *-P*) printf '12.vm\\n15.vm\\n';;
@@ -290,6 +291,8 @@ def test_what_runs_of_a_user_and_of_a_project_is_counted(tmp_path: Path, fake_pb
     assert own.running == {"12.vm": 1, "13[].vm": 2}
     assert own.waiting == {"13[].vm", "14.vm"}
     assert scheduler().occupancy("p1").running == {"12.vm": 1, "15.vm": 1, "16[].vm": 1}
+    assert scheduler().running_in("fast") == {"13[].vm": 1}
+    assert f"-u {getpass.getuser()} -q fast" in calls(tmp_path, "qselect")[-1]
     assert all(f"-u {getpass.getuser()}" in line for line in calls(tmp_path, "qselect")[:2])
     user = UserOptions(("-P p2",), "pbs.pbsbatch_args")
     assert SCRIPT.project({"account": "a1"}, UserOptions()) == "a1"

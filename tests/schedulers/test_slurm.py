@@ -384,6 +384,7 @@ def test_what_runs_of_a_user_and_of_a_project_is_counted(
     rows = "p1|40 p1|40 p10|41 p1|42"
     fake(
         "squeue",
+        "[[ $* == *--me*%P* ]] && { printf 'gpu|12\\ngpu|12\\ncpu|13\\n'; exit; }\n"
         f"[[ $* == *--me* ]] && cat {OUTPUTS}/squeue-running.txt || tr ' ' '\\n' <<<'{rows}'",
     )
     of_user = scheduler().occupancy()
@@ -391,6 +392,7 @@ def test_what_runs_of_a_user_and_of_a_project_is_counted(
     assert of_user.waiting == {"12"}
     assert scheduler().occupancy("p1").running == {"40": 2, "42": 1}
     assert "--account=p1" in calls(tmp_path, "squeue")[-1]
+    assert scheduler().running_in("gpu") == {"12": 2} and scheduler().running_in("x") == {}
     found = opening.of(scheduler().site).script
     user = UserOptions(("-A p2",), "slurm.sbatch_args")
     assert found.project({"account": "p1"}, UserOptions()) == "p1"

@@ -213,6 +213,8 @@ def test_what_runs_and_waits_is_counted_by_user_and_by_account(fake_pbs: Fake) -
     own, phys = torque().occupancy(), torque().occupancy("phys")
     assert own.running == {"7.head": 1} and own.waiting == {"10.head"}
     assert phys.running == {"7.head": 1} and torque().occupancy("chem").running == {}
+    fake_pbs("qstat", shows(_named(7, "a", "queue = batch"), _named(8, "b", "queue = fast")))
+    assert torque().running_in("batch") == {"7.head": 1}
 
 
 def test_what_somebody_elses_variables_say_is_not_counted(tmp_path: Path, fake_pbs: Fake) -> None:

@@ -75,7 +75,9 @@ def plan_command(
     waits_by, queue_s = _queue(wanted.root, resolved, site, queue_wait)
     item = {
         "id": resolved.name,
-        **plan(resolved, size, unit_s, queue_s, wanted.begun, queue_limits.most_jobs(site)),
+        **plan(
+            resolved, size, unit_s, queue_s, wanted.begun, queue_limits.most_jobs(resolved, site)
+        ),
         "site": site.name,
         "succession": succession.way(site),
     }

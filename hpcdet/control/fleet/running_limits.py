@@ -1,4 +1,4 @@
-"""Limits of a site on jobs that run at once: of this user, of a project (``limits.max_running``).
+"""Limits (``max_running``) on jobs that run at once: of a user, in a partition, of a project.
 
 What of them an experiment may use follows from the scheduler's queue and from what the user's other
 experiments want (``running_shares``). Arrays are throttled, no other jobs are submitted than may
@@ -19,9 +19,10 @@ from hpcdet.control.fleet.running_shares import Bound, RunningShare
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import Unavailable
+from hpcdet.jobs.checks import queue_limits
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.calls.polling import cache_folder
-from hpcdet.schedulers.common.base import CountsJobs, Occupancy
+from hpcdet.schedulers.common.base import CountsInPartitions, CountsJobs, Occupancy
 from hpcdet.site.models import Site
 from hpcdet.store.fs import files
 
@@ -49,19 +50,22 @@ def room(holder: Holder, seen: FleetView, wanted: int) -> Room | None:
     Raises:
         Unavailable: other experiments cannot be agreed with.
     """
-    site, why = holder.hands.site, words(holder.hands.site)
+    site, why = holder.hands.site, words(holder)
     if not why:
         return None
     live = [place for place in seen.live if place.job]
     running = Counter(place.job for place in live if place.phase == "running")
     waiting = Counter(place.job for place in live if place.phase == "pending")
-    bounds, queue, project = _bounds(holder)
+    partition = queue_limits.partition_limit(holder.resolved, site)
+    most = partition[1] if partition else wanted  # the rest of a wider limit is for others
+    bounds, queue, project = _bounds(holder, partition)
     there = {*queue.running, *queue.waiting} if queue is not None else set()
     submitted = {one.job for _, one in holder.watch.files.submissions() if one.job}
     mine = RunningShare(
         root=str(holder.paths.root),
         project=project,
-        wants=0 if holder.decided.jobs.halted else wanted,
+        partition=partition[0] if partition else "",
+        wants=0 if holder.decided.jobs.halted else min(wanted, most),
         jobs=sorted({*running, *waiting, *(submitted & there)}),
         seen=time.time(),
     )
@@ -86,7 +90,7 @@ def leave(holder: Holder) -> None:
 
     Where that fails the share is free when the experiment is closed, or a day later.
     """
-    if words(holder.hands.site):
+    if words(holder):
         holder.pace.kept, holder.pace.full_since, holder.pace.stranded = {}, "", []
         try:
             where = _file(holder.hands.site)
@@ -95,9 +99,12 @@ def leave(holder: Holder) -> None:
             holder.actions.append(f"{error.where}: {error.what}")
 
 
-def words(site: Site) -> str:
+def words(holder: Holder) -> str:
     """The limits that are set, for people; "" if there are none."""
-    told = [
+    site = holder.hands.site
+    bound = queue_limits.partition_limit(holder.resolved, site)
+    told = [f"partitions.{bound[0]}.max_running: {bound[1]}"] if bound else []
+    told += [
         f"limits.{name}: {most}"
         for name in ("max_running", "max_running_project")
         if (most := getattr(site.limits, name)) is not None
@@ -115,7 +122,9 @@ def _project(holder: Holder) -> str:
     return opening.of(site).script.project(view.directives, resolved.user_options(site.scheduler))
 
 
-def _bounds(holder: Holder) -> tuple[list[Bound], Occupancy | None, str]:
+def _bounds(
+    holder: Holder, partition: tuple[str, int] | None
+) -> tuple[list[Bound], Occupancy | None, str]:
     """Return the limits, this user's jobs, and the project; None: the queue cannot be asked."""
     limits, scheduler, project = holder.hands.site.limits, holder.hands.scheduler, _project(holder)
     own: Occupancy | None = None
@@ -126,6 +135,12 @@ def _bounds(holder: Holder) -> tuple[list[Bound], Occupancy | None, str]:
             if project and limits.max_running_project is not None:
                 all_of = scheduler.occupancy(project)
     bounds = []
+    if partition is not None:
+        there: Mapping[str, int] = {}
+        if isinstance(scheduler, CountsInPartitions):
+            with contextlib.suppress(Unavailable):
+                there = scheduler.running_in(partition[0])
+        bounds.append(Bound(partition[1], there, partition=partition[0]))
     if limits.max_running is not None:
         bounds.append(Bound(limits.max_running, own.running if own else {}))
     if limits.max_running_project is not None:

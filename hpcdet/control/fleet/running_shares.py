@@ -34,6 +34,7 @@ class RunningShare(JsonRecord):
     Attributes:
         root: its folder.
         project: that its jobs are charged to; "" if none is named.
+        partition: that they run in; "" if that is not bounded.
         wants, may: tasks that should run, and that may.
         jobs: ids of those that wait or run.
         seen: when this was written, epoch seconds.
@@ -41,6 +42,7 @@ class RunningShare(JsonRecord):
 
     root: str
     project: str = ""
+    partition: str = ""
     wants: int = 0
     may: int = 0
     jobs: list[str] = field(default_factory=list)
@@ -68,19 +70,27 @@ class Bound:
     Attributes:
         running: those that do, by job, whoever has submitted them.
         project: only jobs that are charged to it count; None: all do.
+        partition: only jobs that run there count; None: all do.
     """
 
     most: int
     running: Mapping[str, int]
     project: str | None = None
+    partition: str | None = None
+
+    def counts(self, share: RunningShare) -> bool:
+        """Return True if the tasks of a share are bounded by this limit."""
+        return self.project in (None, share.project) and self.partition in (None, share.partition)
 
     def room(
         self, mine: RunningShare, shares: Sequence[RunningShare], queue: Occupancy | None
     ) -> int:
         """Return how many tasks of ``mine`` may run, one of ``shares``."""
-        known = {job for share in shares for job in share.jobs}
+        if not self.counts(mine):
+            return mine.wants
+        those = [share for share in shares if self.counts(share)]
+        known = {job for share in those for job in share.jobs}
         left = self.most - sum(count for job, count in self.running.items() if job not in known)
-        those = [share for share in shares if self.project in (None, share.project)]
         others = (share.holds(queue, self.running) for share in those if share is not mine)
         fair = _dealt(left, {share.root: share.wants for share in those})[mine.root]
         return max(0, min(fair, left - sum(others)))

@@ -108,6 +108,22 @@ def refuse_pool(pool: str | None, site: Site) -> None:
     raise ConfigError(f"there is no partition {pool}", where=where, hint=hint)
 
 
+def place(experiment: Resolved, site: Site) -> str:
+    """Return the partition or queue of an experiment's jobs, or several; "" if none is named."""
+    pool, user = experiment.resources.resource_pool, experiment.user_options(site.scheduler)
+    return str(opening.of(site).script.place(pool, user) or site.view(pool).name or "")
+
+
+def partition_limit(experiment: Resolved, site: Site) -> tuple[str, int] | None:
+    """Return the partition or queue of an experiment that bounds what runs in it, and the bound.
+
+    Of several that a job may run in none does: the scheduler takes the one that has room.
+    """
+    name = place(experiment, site)
+    part = site.partitions.get(name)
+    return None if part is None or part.max_running is None else (name, part.max_running)
+
+
 def refuse_preemptible(experiment: Resolved, site: Site) -> list[str]:
     """Refuse a preemptible partition or queue that the user has not agreed to.
 
@@ -119,7 +135,7 @@ def refuse_preemptible(experiment: Resolved, site: Site) -> list[str]:
     """
     pool, user = experiment.resources.resource_pool, experiment.user_options(site.scheduler)
     chosen = opening.of(site).script.place(pool, user)
-    names = str(chosen or site.view(pool).name or "").split(",")
+    names = place(experiment, site).split(",")
     all_of = [name for name, part in site.partitions.items() if part.preemptible]
     found, agreed = [name for name in names if name in all_of], experiment.resources.preemptible
     if found and not agreed:
@@ -176,19 +192,21 @@ def waiting(experiment: Resolved, site: Site) -> list[str]:
     jobs = lanes.tasks(experiment.trials_at_once, experiment.lanes)
     return [
         f"{jobs} jobs are to run at once, and {site.name} {what}: the others wait"
-        for most, what in _running(site)
+        for most, what in _running(experiment, site)
         if jobs > most
     ]
 
 
-def most_jobs(site: Site) -> int | None:
+def most_jobs(experiment: Resolved, site: Site) -> int | None:
     """Return how many jobs of an experiment may run at once, if nothing else does; None: any."""
-    return min((most for most, _ in _running(site)), default=None)
+    return min((most for most, _ in _running(experiment, site)), default=None)
 
 
-def _running(site: Site) -> Iterator[tuple[int, str]]:
+def _running(experiment: Resolved, site: Site) -> Iterator[tuple[int, str]]:
     """Yield each limit on an experiment's jobs that run at once, and what sets it."""
     limits = site.limits
+    if (bound := partition_limit(experiment, site)) is not None:
+        yield bound[1], f"runs {bound[1]} of one user in {bound[0]}"
     if limits.max_running is not None:
         yield limits.max_running, f"runs {limits.max_running} of one user"
     if limits.max_running_project is not None:

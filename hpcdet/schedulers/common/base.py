@@ -333,6 +333,17 @@ class CountsJobs(Protocol):
 
 
 @runtime_checkable
+class CountsInPartitions(Protocol):
+    """A backend that counts the jobs of a user that run in one partition or queue."""
+
+    def running_in(self, partition: str) -> Mapping[str, int]:
+        """Tasks of this user that run there, by job; shared and as old as that of ``query``.
+
+        Raises Unavailable.
+        """
+
+
+@runtime_checkable
 class PerHost(Protocol):
     """A backend that knows only the jobs of the machine it runs on."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from hpcdet.errors import Unavailable
@@ -86,6 +86,11 @@ class PbsScheduler:
         told = json.loads(answer.text).get(project, "")
         return Occupancy(answer.at, pbs_states.occupied(told)[0])
 
+    def running_in(self, partition: str) -> Mapping[str, int]:
+        """See ``base.CountsInPartitions``."""
+        answer = self._in_queues.get(frozenset({partition}))
+        return pbs_states.occupied(json.loads(answer.text).get(partition, ""))[0]
+
     def cancel(self, job: str, index: int | None = None) -> None:
         """See ``base.Scheduler``. Of a job that waited in vain nothing is left to be told."""
         task = job if index is None else pbs_ids.task_id(job, index)
@@ -165,6 +170,13 @@ class PbsScheduler:
             return json.dumps({one: pbs_query.running_of(one) for one in sorted(projects)})
 
         return self._shared("projects", ask, str)
+
+    @cached_property
+    def _in_queues(self) -> SharedQuery:
+        def ask(queues: frozenset[str]) -> str:
+            return json.dumps({q: pbs_query.running_in(q, self._user) for q in sorted(queues)})
+
+        return self._shared("queues", ask, str)
 
     def _shared(
         self, name: str, ask: Callable[[frozenset[str]], str], gist: Callable[[str], object]

@@ -69,6 +69,15 @@ def running_of(project: str) -> str:
     return "\n".join(found)
 
 
+def running_in(queue: str, user: str) -> str:
+    """Print the tasks of a user that run in a queue.
+
+    Raises:
+        Unavailable: the server does not answer.
+    """
+    return pbs_commands.said(["qselect", "-T", "-s", "ERSU", "-u", user, "-q", queue])
+
+
 def attributes() -> dict[str, dict[str, str]]:
     """Attributes of queues and of the server. Raises Unavailable: it does not answer."""
     server, queues = (pbs_commands.said(["qstat", option]) for option in ("-Bf", "-Qf"))

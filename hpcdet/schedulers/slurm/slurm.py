@@ -173,6 +173,10 @@ class SlurmScheduler:
         told = self._projects.get(frozenset({project}))
         return Occupancy(told.at, slurm_text.running_of(told.text, project))
 
+    def running_in(self, partition: str) -> Mapping[str, int]:
+        """See ``base.CountsInPartitions``."""
+        return slurm_text.running_of(self._in_partitions.get(frozenset()).text, partition)
+
     def cancel(self, job: str, index: int | None = None) -> None:
         """See ``base.Scheduler``."""
         self._cancel(job, job if index is None else f"{job}_{index}")
@@ -319,6 +323,10 @@ class SlurmScheduler:
             return self._ask([*slurm_text.OF_PROJECTS, f"--account={','.join(sorted(names))}"])
 
         return self._shared("projects", ask, str)
+
+    @cached_property
+    def _in_partitions(self) -> SharedQuery:
+        return self._shared("partitions", lambda _: self._ask([*slurm_text.OF_PARTITIONS]), str)
 
     @cached_property
     def _usage(self) -> SharedQuery:

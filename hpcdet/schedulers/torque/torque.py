@@ -7,7 +7,7 @@ import getpass
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from hpcdet.errors import Unavailable
@@ -92,6 +92,11 @@ class TorqueScheduler:
         answer, rows = _members(self._own, f"user {getpass.getuser()}")
         return Occupancy(answer.at, *torque_states.occupied(rows))
 
+    def running_in(self, partition: str) -> Mapping[str, int]:
+        """See ``base.CountsInPartitions``."""
+        _, rows = _members(self._in_queues, f"user {getpass.getuser()} queue {partition}")
+        return torque_states.occupied(rows)[0]
+
     def cancel(self, job: str, index: int | None = None) -> None:
         """See ``base.Scheduler``."""
         self._change("qdel", job)
@@ -136,6 +141,10 @@ class TorqueScheduler:
     @cached_property
     def _accounts(self) -> SharedQuery:
         return self._groups("accounts")
+
+    @cached_property
+    def _in_queues(self) -> SharedQuery:
+        return self._groups("queues")
 
     def _groups(self, name: str) -> SharedQuery:
         def ask(groups: frozenset[str]) -> str:

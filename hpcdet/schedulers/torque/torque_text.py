@@ -26,17 +26,20 @@ class NamedRow:
     Attributes:
         owner: without the host.
         account: that it is charged to; "" if it names none.
+        queue: that it waits or runs in.
     """
 
     row: PbsRow
     name: str
     owner: str
     account: str = ""
+    queue: str = ""
 
     @property
     def groups(self) -> frozenset[str]:
-        """The groups of jobs that it is counted with: of its owner, of its account."""
-        return frozenset({f"user {self.owner}", f"account {self.account}"})
+        """The groups it is counted in: of its owner, of the owner in its queue, of its account."""
+        own = f"user {self.owner}"
+        return frozenset({own, f"{own} queue {self.queue}", f"account {self.account}"})
 
 
 def jobs(text: str) -> list[NamedRow]:
@@ -47,7 +50,7 @@ def jobs(text: str) -> list[NamedRow]:
         if row is not None:
             owner = values.get("Job_Owner", "").partition("@")[0]
             name, account = values.get("Job_Name", ""), values.get("Account_Name", "")
-            found.append(NamedRow(row, name, owner, account))
+            found.append(NamedRow(row, name, owner, account, values.get("queue", "")))
     return found
 
 

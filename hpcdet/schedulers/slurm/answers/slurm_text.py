@@ -75,14 +75,17 @@ PARTITIONS = ("sinfo", "-h", "-o", "%P|%l|%D|%a|%M|%s")
 ASKED = ("squeue", "--me", "-h", "-t", "PENDING", "-o", "%F|%P|%D")
 """Job, partitions and least number of nodes of what waits."""
 
-OF_PROJECTS = ("squeue", "-h", "-t", "RUNNING,COMPLETING,SUSPENDED,STOPPED", "-o", "%a|%F")
+_RUNS = ("-h", "-t", "RUNNING,COMPLETING,SUSPENDED,STOPPED")
+OF_PROJECTS = ("squeue", *_RUNS, "-o", "%a|%F")
 """Account and job of each task that runs, of all users whose jobs Slurm shows to this one."""
+OF_PARTITIONS = ("squeue", "--me", *_RUNS, "-o", "%P|%F")
+"""Partition and job of each task of this user that runs."""
 
 
-def running_of(text: str, project: str) -> Counter[str]:
-    """Tasks of an account by job, in what ``OF_PROJECTS`` prints."""
+def running_of(text: str, name: str) -> Counter[str]:
+    """Tasks of an account or partition by job, in what the queries above print."""
     lines = (line.strip().partition("|") for line in text.splitlines())
-    return Counter(job for account, _, job in lines if account == project)
+    return Counter(job for place, _, job in lines if place == name)
 
 
 def squeue_format() -> str:
