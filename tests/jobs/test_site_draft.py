@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -67,6 +68,13 @@ def test_what_the_cluster_says_is_in_the_draft(tmp_path: Path) -> None:
     asked = text.partition("  batch:")[2].partition("  gpu:")[0]
     assert "# preemptible: true" in asked and text.count("# preemptible: true") == 1
     assert "# preemptible" not in draft("delta", "-", survey("preempt/none"), "2026-11-24", {})
+
+
+def test_limits_that_nobody_tells_are_asked_for(tmp_path: Path) -> None:
+    text = draft("delta", "-", dataclasses.replace(survey(), max_running=None), "2026-11-24", {})
+    assert "\n  max_running: null           # ? jobs of a user" in text
+    assert load(tmp_path, text).limits.max_running is None
+    assert "max_running: null" not in draft("delta", "-", survey(), "2026-11-24", {})
 
 
 WORDS = st.text(st.characters(codec="utf-8", categories=("L", "M", "N", "P", "S", "Z")), min_size=1)

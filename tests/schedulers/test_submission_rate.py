@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from hpcdet.schedulers.calls import submission_rate
 from hpcdet.schedulers.common.base import SubmissionRefused
+from hpcdet.store.fs import files
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +69,29 @@ def test_processes_share_one_count() -> None:
     asked = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)]
     said = [process.communicate()[0].strip() for process in asked]
     assert said.count("True") == 5
+
+
+def test_a_full_folder_refuses_for_now_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    scheduler: Any = Taker()
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "replace", full)
+        with pytest.raises(SubmissionRefused) as caught:
+            submission_rate.submit(scheduler, "a", 5)  # type: ignore[arg-type]
+    refusal = caught.value.refusal
+    assert refusal.kind == "unavailable" and "No space left on device" in refusal.message
+    assert "HPCDET_CACHE" in refusal.message and not scheduler.jobs
+    assert submission_rate.submit(scheduler, "a", 5) == "1"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("damage", [b"[1, null, {}, []]", b"[{", b"", None])
+def test_a_damaged_count_is_written_anew(tmp_path: Path, damage: bytes | None) -> None:
+    submission_rate.take(2)
+    [file] = tmp_path.rglob("submissions.json")
+    if damage is None:
+        os.truncate(file, files.LARGEST + 1)
+    else:
+        file.write_bytes(damage)
+    assert [submission_rate.take(2) > 0 for _ in range(3)] == [False, False, True]
