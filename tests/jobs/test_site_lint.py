@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+from hpcdet.jobs.checks.site_lint import script_of
+from hpcdet.site_files import load_site
+from tests import TOP
 from tests.commands import Cli
 
 
@@ -98,6 +102,25 @@ def test_keys_that_mean_nothing_to_the_scheduler_are_warned_of(cli: Cli, tmp_pat
     checked = cli("site", "check", file, "-o", "json").items
     texts = [item["what"] for item in checked if item["level"] == "warning"]
     assert texts == [f"{key} means nothing to the scheduler local" for key in keys]
+
+
+def test_recipes_for_hardware_render_as_they_say(cli: Cli, tmp_path: Path) -> None:
+    page = (TOP / "docs" / "guides" / "sites.md").read_text()
+    section = page.partition("\n## Accelerators, cores and networks\n")[2].partition("\n## ")[0]
+    slurm, pbs = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    sites = []
+    for name, text in (("slurm", slurm), ("pbs", pbs)):
+        file = write(tmp_path / f"{name}.yaml", text)
+        said = cli("site", "lint", file, "-o", "json")
+        assert {item["bash"] for item in said.items} == {"ok"}
+        assert not [text for text in json.loads(said.out)["warnings"] if name in text]
+        sites.append(load_site.load(str(file)))
+    mig, rocm = (script_of(sites[0], "worker", name) for name in ("mig", "mi250"))
+    assert "#SBATCH --gres=gpu:1g.10gb:1\n" in mig and "#SBATCH --gres=gpu:mi250:1\n" in rocm
+    assert "export GLOO_SOCKET_IFNAME=hsn0\n" in rocm and "IFNAME" not in mig
+    slices = script_of(sites[1], "worker", "mig")
+    assert ":ngpus=1:gpu_type=1g.10gb" in slices
+    assert "export UCX_NET_DEVICES=mlx5_0:1\n" in slices
 
 
 def test_the_schema_is_printed(cli: Cli) -> None:

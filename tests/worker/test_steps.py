@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from hpcdet.jobs.script.environment import for_step
@@ -110,6 +112,34 @@ def test_steps_of_a_group_name_its_nodes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert mpiexec[mpiexec.index("-hosts") + 1] == "n3,n4"
     for kind in ("srun", "mpirun", "mpiexec"):
         assert not {"-host", "-hosts", "--nodelist"} & set(planned({"kind": kind}).argv)
+
+
+def test_binding_is_what_the_site_says_last() -> None:
+    for kind, ours, theirs in (
+        ("srun", ["--cpu-bind=none"], ["--cpu-bind=ldoms"]),
+        ("mpirun", ["--bind-to", "none"], ["--bind-to", "numa"]),
+    ):
+        argv = list(planned({"kind": kind, "args": theirs}).argv)
+        places = [argv.index(words[-1]) for words in (ours, theirs)]
+        assert places == sorted(places), f"of {kind}'s options the last one counts"
+        assert not set(theirs[-1:]) & set(planned({"kind": kind}).argv)
+
+
+@pytest.mark.skipif(
+    shutil.which("mpirun") is None or (psutil.cpu_count(logical=False) or 1) < 2,
+    reason="no mpirun on this machine, or one core",
+)
+def test_open_mpi_binds_ranks_as_the_site_says() -> None:
+    def cores(*args: str) -> list[str]:
+        launcher = {"kind": "mpirun", "args": ["--allow-run-as-root", *args]}
+        plan = planned(launcher, slots_per_trial=2, nodes=1, slots_per_node=2)
+        argv = [*plan.argv[: -len(RANK.split())], "grep", "Cpus_allowed_list", "/proc/self/status"]
+        done = subprocess.run(argv, capture_output=True, text=True, env=os.environ, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return [line.split()[1] for line in done.stdout.splitlines()]
+
+    apart, free = cores("--bind-to", "core"), cores()
+    assert len(set(apart)) == 2 and len(set(free)) == 1 and not set(apart) & set(free)
 
 
 def test_srun_leaves_mpi_to_those_who_use_it_and_to_the_site() -> None:
