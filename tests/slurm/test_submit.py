@@ -256,9 +256,17 @@ def test_wide_searches_come_in_chunks_and_wait_for_room(lab: Lab) -> None:
         lab.cluster.reconfigure(booted)
 
 
-def test_experiments_share_the_jobs_that_a_user_may_run(lab: Lab) -> None:
+@pytest.mark.parametrize(
+    "bound",
+    [
+        {"limits": {"max_running": 2}},
+        {"default_partition": "batch", "partitions": {"batch": {"max_running": 2}}},
+    ],
+    ids=["of_the_site", "of_the_partition"],
+)
+def test_experiments_share_the_jobs_that_a_user_may_run(lab: Lab, bound: dict[str, Any]) -> None:
     """The second one has no job and no searcher at first: who gives jobs back wakes it."""
-    site = {"limits": {"max_running": 2}, "python": lab.fake}
+    site = {**bound, "python": lab.fake}
     one: dict[str, Any] = {"resources": {"slots_per_trial": 1, "nodes": 1}, "worker": {"idle_s": 1}}
     first = lab.submit(config(40, trials=3, **one), pace=0.2, site=site)
     until(lambda: len(_running(lab)) == 2, first.story, 120)
