@@ -104,6 +104,11 @@ def test_of_two_who_give_a_trial_its_checkpoint_one_does_and_no_other_counts(
     parent.see_to_it(place)
     parent.refuse_nothing(place)
     assert os.listdir(trial.checkpoints) == ["00000006.g1"]
+    hard_links.link(sources[2], trial.checkpoint(9, 0))
+    trial.record.unlink()
+    dataclasses.replace(heir, parent="", origin={}).write_once(trial.record)  # it never had one
+    parent.see_to_it(place)
+    assert os.listdir(trial.checkpoints) == ["00000006.g1"]
 
 
 def test_a_checkpoint_whose_tensors_lie_in_parts_is_taken_by_link(tmp_path: Path) -> None:

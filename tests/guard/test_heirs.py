@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.governed import forging
 from hpcdet.data.sample_order import Order, shuffled
+from hpcdet.policy.compiled import CompiledPolicy, LedgerRules
+from hpcdet.policy.keys import key_files
 from hpcdet.policy.ledger import records
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
@@ -20,7 +26,7 @@ from tests import ranks
 from tests.commands import Cli, cli  # noqa: F401
 from tests.governed_model import SIZES
 from tests.guard.test_governed import BATCH, MATRIX, make, policy, state_of
-from tests.guard.test_trial_ledgers import kill_behind, ledgers, sound
+from tests.guard.test_trial_ledgers import KEY, PUBLIC, kill_behind, ledgers, sound
 from tests.pytorch.test_bits_local import interrupt
 from tests.ruled import forge
 
@@ -93,6 +99,67 @@ def test_a_parent_whose_ledger_is_broken_gives_nothing(parent: TrialPaths) -> No
     verdict = attempt.verdict()
     assert verdict is not None and verdict.verdict == "norestart", attempt.log()
     assert "G104" in verdict.error
+
+
+def forged_by(parent: TrialPaths, key: Ed25519PrivateKey) -> None:
+    """Write its newest checkpoint and its ledger again, all of it signed by another key."""
+    mine = key_files.public(key)
+
+    def record(one: dict[str, Any]) -> None:
+        if one["type"] == "open":
+            one["body"]["key"] = mine
+
+    forging.forge(parent, key, record=record)
+
+
+def signed(tmp_path: Path, wanted: CompiledPolicy) -> TrialPaths:
+    """A trial that has ended, whose key is ``KEY``."""
+    (tmp_path / "run.key").write_text(KEY.private_bytes_raw().hex())
+    (tmp_path / "run.key").chmod(0o600)
+    section: dict[str, Any] = {"policy": "test", "digest": wanted.digest, "signer": PUBLIC}
+    section["run_key"] = {"file": str(tmp_path / "run.key")}
+    parent = make(tmp_path / "EXP", 1, wanted, until=UNTIL, governance=section)
+    assert ranks.run(parent, 1).verdict() is not None
+    return parent
+
+
+@pytest.mark.parametrize("fork", [False, True])
+def test_a_parent_that_another_key_has_signed_gives_nothing(fork: bool, tmp_path: Path) -> None:
+    parent = signed(tmp_path, policy())
+    forged_by(parent, Ed25519PrivateKey.generate())
+    child = heir(parent)
+    if fork:
+        record = json.loads(child.record.read_text())
+        record["parent"] = f"../EXP/{record['parent']}"
+        child.record.write_text(json.dumps(record))
+    attempt = ranks.run(child, 1)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "norestart", attempt.log()
+    assert "G102" in verdict.error and "is not trusted" in verdict.error
+
+
+def test_a_parent_that_was_written_anew_by_its_key_gives_nothing_where_an_anchor_knows(
+    tmp_path: Path,
+) -> None:
+    (worm := tmp_path / "worm").mkdir()
+    rules = LedgerRules(anchor=(f"file:{worm}",))
+    parent = signed(tmp_path, dataclasses.replace(policy(), ledger=rules))
+    sound, forged = heir(parent), heir(parent, 3)
+    attempt = ranks.run(sound, 1)
+    assert attempt.verdict() is not None and "G105" not in attempt.log(), attempt.log()
+
+    def fewer(one: dict[str, Any]) -> None:
+        if one["type"] == "step_batch":
+            one["body"]["skipped"] = [1]
+
+    shutil.rmtree(forged.checkpoints)
+    forging.forge(parent, KEY, record=fewer)
+    forged.record.unlink()
+    attempt = ranks.run(heir(parent, 3), 1)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "norestart", attempt.log()
+    assert "G105" in verdict.error and "it was written anew" in verdict.error
+    assert str(parent.attempt(1).ledger) in verdict.error
 
 
 def ungoverned(paths: ExperimentPaths) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,11 +24,14 @@ from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import MIX
 from hpcdet.policy.keys import run_keys
 from hpcdet.policy.ledger import anchored, records
+from hpcdet.policy.ledger.anchored import AnchoredHead
 from hpcdet.policy.ledger.attested import head_of
-from hpcdet.policy.ledger.records import AttemptLedger
+from hpcdet.policy.ledger.paths import path_of, paths_of
+from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead
 from hpcdet.process.console import say
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.trials import parents
+from hpcdet.store.trials.parents import Parent
 from hpcdet.train.attempt.session import Session
 from hpcdet.units import Units
 
@@ -100,10 +103,31 @@ class AttemptAccounts:
             mine, trust = self._earlier, run_keys.signers(self._guard.policy, self._named)
             checks = known_by_ledgers(manifest, folder, state, mine, trust, overrides, trial=number)
             return [*checks, undone(manifest, self._earlier)]
-        theirs, trust = list(_of_parent(self._session)), run_keys.certifiers(self._guard.policy)
+        theirs, parent = list(_of_parent(self._session)), Parent.parse(self._session.record.parent)
+        trust = run_keys.parents_signers(self._guard.policy, self._named, parent)
         if not theirs:
             return [Check(5, "G105", "unknown", "the ledgers of its parent are not there")]
-        return known_by_ledgers(manifest, folder, state, theirs, trust, overrides, trial=None)
+        checks = known_by_ledgers(manifest, folder, state, theirs, trust, overrides, trial=None)
+        self._parent_beside_anchors(theirs, head_of(manifest.meta["governance"]))
+        return checks
+
+    def _parent_beside_anchors(
+        self, theirs: Sequence[AttemptLedger], head: LedgerHead | None
+    ) -> None:
+        """Refuse ledgers of a parent that were written anew, as ``file:`` anchors hold them.
+
+        Up to the checkpoint that the heir begins from: what is behind is the parent's own matter.
+
+        Raises:
+            GovernanceBroken: G105.
+        """
+        of = theirs[0].records[0].body
+        counts = dict(path_of(paths_of(theirs), head))
+
+        def counting(heads: set[AnchoredHead]) -> set[AnchoredHead]:
+            return {one for one in heads if one.seq < counts.get(one.attempt, 0)}
+
+        self._refuse_lost(str(of["experiment"]), int(of["trial"]), lambda: theirs, counting)
 
     def _beside_anchors(self) -> None:
         """Refuse ledgers that do not have what ``file:`` anchors hold of them.
@@ -111,25 +135,47 @@ class AttemptAccounts:
         Raises:
             GovernanceBroken: G105.
         """
-        session, anchors = self._session, self._guard.policy.ledger.anchor
-        assert session.place.experiment is not None
-        if session.place.experiment.rehearsal or self.ledger is None:
-            return
-        number, name = session.place.trial.number, self.ledger.experiment
-        for folder in anchored.folders(anchors):
+        if self.ledger is not None:
+            number = self._session.place.trial.number
+            # read anew behind heads: an attempt that is believed lost may still write
+            self._refuse_lost(self.ledger.experiment, number, lambda: [*_earlier(self._session)])
+
+    def _refuse_lost(
+        self,
+        name: str,
+        number: int,
+        ledgers: Callable[[], Sequence[AttemptLedger]],
+        chosen: Callable[[set[AnchoredHead]], set[AnchoredHead]] = lambda heads: heads,
+    ) -> None:
+        """Refuse ledgers that lack a head that a ``file:`` anchor holds.
+
+        Args:
+            name: of the experiment in them; ``number``: of the trial.
+            ledgers: read behind the heads; ``chosen``: of these, those that have to be in them.
+
+        Raises:
+            GovernanceBroken: G105.
+        """
+        experiment = self._session.place.experiment
+        assert experiment is not None
+        for folder in (
+            () if experiment.rehearsal else anchored.folders(self._guard.policy.ledger.anchor)
+        ):
             where = anchored.path_in(folder, name, number, os.geteuid())
             try:
-                heads = anchored.heads_in_folder(folder, name, number, os.geteuid())
+                heads = chosen(anchored.heads_in_folder(folder, name, number, os.geteuid()))
             except (OSError, IntegrityError) as error:
                 self._tell(f"{anchored.FILE}{folder}", f"it cannot be read: {error}")
                 continue
-            # read anew behind them: an attempt that is believed lost may still write
-            bad = anchored.beside(str(where), heads, list(_earlier(session))).bad
+            there = ledgers()
+            bad = anchored.beside(str(where), heads, there).bad
             if bad is not None:
                 what = f"attempt {bad.attempt}, record {bad.seq}: {bad.what}"
-                ledger = session.place.trial.attempt(bad.attempt).ledger
+                own = self._session.place.trial.attempt(bad.attempt).ledger
+                paths = {one.attempt: str(one.path) for one in there}
                 hint = "put the ledger back from a backup; nothing goes on behind a cut one"
-                raise GovernanceBroken(bad.code, what, where=str(ledger), hint=hint)
+                where_bad = paths.get(bad.attempt, str(own))
+                raise GovernanceBroken(bad.code, what, where=where_bad, hint=hint)
 
     def _tell(self, anchor: str, error: str) -> None:
         """Record that an anchor fails, or holds heads again (""), and say so."""

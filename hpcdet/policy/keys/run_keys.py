@@ -24,6 +24,7 @@ from hpcdet.policy.ledger.seals import Certificate
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
+from hpcdet.store.trials.parents import ORIGIN, Parent
 
 if TYPE_CHECKING:  # imported where something is signed only
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -186,6 +187,18 @@ def signers(policy: CompiledPolicy, governance: Governance) -> list[str]:
     experiment of a former version, any key.
     """
     return certifiers(policy) or ([governance.signer] if governance.signer else [])
+
+
+def parents_signers(
+    policy: CompiledPolicy, governance: Governance, parent: Parent | None
+) -> list[str]:
+    """As ``signers``, of the ledgers of a trial's parent.
+
+    Trials and forks of an experiment have its run key. That of another one, whose checkpoint the
+    config names to begin from, is not known here.
+    """
+    strange = parent is None or parent.experiment == ORIGIN.experiment
+    return certifiers(policy) if strange else signers(policy, governance)
 
 
 def refuse_unable(policy: CompiledPolicy, key: str) -> None:

@@ -46,13 +46,19 @@ class GovernedExperiment:
         self.trust: list[str] = []
         self.certifiers: list[str] = []
         config = resolved_config.load(paths.config)
-        governance = config.governance
+        self._governance = governance = config.governance
         if governance is None:
             named_policy.require(paths, config)
         else:
             self.history = policy_history.load(paths, governance, own=False)
             self.trust = run_keys.signers(self.history.newest, governance)
             self.certifiers = run_keys.certifiers(self.history.newest)
+
+    def trust_of_parent(self, parent: Parent | None) -> list[str]:
+        """The keys that may have signed the ledgers of a trial's parent, or certified theirs."""
+        if self.history is None or self._governance is None:
+            return []
+        return run_keys.parents_signers(self.history.newest, self._governance, parent)
 
 
 class AttestedTrial:
@@ -82,9 +88,7 @@ class AttestedTrial:
         record = Trial.read(self._trial.record)
         text = record.parent if record else ""
         found = _read(parents.of_parent(self._experiment.paths, self._trial, text))
-        parent = Parent.parse(text)
-        same = parent is not None and not parent.experiment
-        return found, self._experiment.trust if same else self._experiment.certifiers
+        return found, self._experiment.trust_of_parent(Parent.parse(text))
 
     def whole(self) -> VerifiedLedger | None:
         """Verify its ledgers, and that attempts and checkpoints are in them; None: it has none.

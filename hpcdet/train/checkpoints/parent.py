@@ -11,10 +11,10 @@ from hpcdet.store.folder.records import Trial
 def see_to_it(place: AttemptLocation) -> None:
     """Rank 0: nothing else that was given to it is taken for a checkpoint of its own.
 
-    Nor anything at all where its parent had nothing to give, which the record says.
+    Nor anything at all where it has no parent, or one that had nothing to give.
     """
     record = _record(place)
-    if record is not None and record.parent:
+    if record is not None:
         remove.strays(place.trial.checkpoints, record.origin.get("name", ""))
 
 
