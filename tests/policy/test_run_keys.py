@@ -111,6 +111,15 @@ def test_clocks_that_are_days_off_are_named(paths: ExperimentPaths, days: int) -
     assert "look at the clock of the node" in refused(paths, policy, now + timedelta(days=days))
 
 
+def test_a_clock_that_is_behind_brings_no_certificate_back(paths: ExperimentPaths) -> None:
+    policy = trusting(("run", SITE))
+    certified(paths, days=1)
+    now = datetime.now(UTC)
+    assert run_keys.load(paths, STORED, policy, recorded=(now + timedelta(hours=5)).isoformat())
+    with pytest.raises(GovernanceBroken, match="holds from"):
+        run_keys.load(paths, STORED, policy, recorded=(now + timedelta(days=2)).isoformat())
+
+
 def test_a_renewed_certificate_takes_the_place_of_one_that_has_ended(
     paths: ExperimentPaths,
 ) -> None:

@@ -76,7 +76,7 @@ class GovernanceContext:
         self.state = GovernanceState(self.guard, ActiveChains(policy, found, ended), decided)
         ranks, gather = session.ranks, session.peers.allgather
         self.fingerprints = Fingerprints(self.guard, ranks.rank, ranks.world, gather)
-        self.accounts = AttemptAccounts(self.guard, session, named, decided.acts)
+        self.accounts = AttemptAccounts(self.guard, session, named, decided)
         self._watch = StepWatch(self._refuse_step, self.guard.optimizers.accounted)
 
     def _refuse_step(self) -> None:

@@ -20,6 +20,7 @@ from hpcdet.guard.accounts.trial_ledger import Attest, TrialLedger
 from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
 from hpcdet.guard.resume.resume_verdicts import SCHEMA, Check, Overrides, State
+from hpcdet.policy.changes.policy_in_effect import PolicyInEffect
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import MIX
 from hpcdet.policy.keys import run_keys
@@ -43,7 +44,7 @@ class AttemptAccounts:
     """The ledger of an attempt, as its training loop sees it; all ranks call together.
 
     Args:
-        acts: what has changed under the policy up to now, as ``PolicyInEffect.acts``.
+        decided: the policy in effect.
 
     Attributes:
         ledger: on rank 0; None elsewhere.
@@ -54,9 +55,10 @@ class AttemptAccounts:
         guard: Guard,
         session: Session,
         named: Governance,
-        acts: Sequence[Mapping[str, Any]] = (),
+        decided: PolicyInEffect,
     ) -> None:
         self._guard, self._session, self._named = guard, session, named
+        acts = decided.acts
         self._changes = len(acts), str(acts[-1]["digest"]) if acts else ""
         self.ledger: TrialLedger | None = None
         self._earlier: list[AttemptLedger] = []
@@ -64,7 +66,9 @@ class AttemptAccounts:
             self._earlier = list(_earlier(session))
             experiment = session.place.experiment
             assert experiment is not None
-            key = None if named.run_key is None else run_keys.load(experiment, named, guard.policy)
+            key = None
+            if named.run_key is not None:
+                key = run_keys.load(experiment, named, guard.policy, recorded=decided.at)
             self.ledger = TrialLedger(guard, session.place, self._earlier, key)
 
     def verify(self, loaded: LoadedState, overrides: Overrides) -> list[Check]:

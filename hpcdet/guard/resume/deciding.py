@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
@@ -36,7 +37,7 @@ def decide(
 
     Changes that users make while an attempt runs count from the next one on. No day is before
     what the trial's ledgers and changes of the policy have recorded: a clock that is behind
-    brings no agreement back.
+    brings no agreement and no certificate back.
 
     Args:
         trial: that goes on; ``paths``: of its experiment.
@@ -63,8 +64,9 @@ def _decided(trial: TrialPaths, paths: ExperimentPaths, governance: Governance) 
     history = policy_history.load(paths, governance)
     recorded = [one.time for one in history.changes]
     recorded += [records.last_time(one.ledger) for one in trial.attempts()]
-    today = _no_earlier(datetime.datetime.now(datetime.UTC), filter(files.is_time, recorded))
-    return in_effect(history, today.date(), _withdrawn(paths, history.newest))
+    now = _no_earlier(datetime.datetime.now(datetime.UTC), filter(files.is_time, recorded))
+    found = in_effect(history, now.date(), _withdrawn(paths, history.newest))
+    return dataclasses.replace(found, at=now.isoformat())
 
 
 def _no_earlier(now: datetime.datetime, recorded: Iterable[str]) -> datetime.datetime:

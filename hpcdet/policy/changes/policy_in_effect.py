@@ -22,12 +22,14 @@ class PolicyInEffect:
             what had ended by itself; the newest last.
         dropped: sources that the newest one has and ``policy`` denies everywhere, with the reason.
         acts: changes, in order, as ``{"number", "act", "kind", "by", "reason", ...}``.
+        at: when it was decided, ISO 8601, and never before what was recorded; "": not known.
     """
 
     policy: CompiledPolicy
     history: tuple[CompiledPolicy, ...]
     dropped: Mapping[str, str] = field(default_factory=dict)
     acts: tuple[Mapping[str, Any], ...] = ()
+    at: str = ""
 
     @property
     def ended(self) -> set[str]:
@@ -52,6 +54,7 @@ class PolicyInEffect:
             "history": [one.to_json() for one in self.history],
             "dropped": dict(self.dropped),
             "acts": [dict(one) for one in self.acts],
+            "at": self.at,
         }
 
     @staticmethod
@@ -62,6 +65,7 @@ class PolicyInEffect:
             tuple(CompiledPolicy.from_json(one) for one in told["history"]),
             dict(told["dropped"]),
             tuple(told["acts"]),
+            told["at"],
         )
 
     def place(self, policy: CompiledPolicy, dropped: Mapping[str, str]) -> int | None:

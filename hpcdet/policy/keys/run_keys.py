@@ -100,12 +100,15 @@ def load(
     governance: Governance,
     policy: CompiledPolicy,
     now: datetime | None = None,
+    recorded: str = "",
 ) -> RunKey:
     """Return what signs an attempt's ledger and checkpoints, on the node that trains.
 
     Args:
         policy: the one in effect, which names the keys that it trusts.
         now: when the certificate has to hold; None: at present.
+        recorded: the newest time that is known, ISO 8601: it has to hold then, too, where the
+            clock is behind it; "": none is.
 
     Raises:
         PolicyRefused: P10: the key cannot be read, others may read it, or it is none.
@@ -117,12 +120,13 @@ def load(
     if not trusted or key_files.public(key) in trusted:
         return RunKey(key)
     opened = {"key": key_files.public(key), "experiment": paths.id}
-    time = (now or datetime.now(UTC)).isoformat()
+    present = (now or datetime.now(UTC)).isoformat()
     wrong: GovernanceBroken | None = None
     for path in reversed(list(certificates(paths))):
         try:
             given = files.parse_json(files.read(path, LARGEST), path)
-            seals.trust_of({**opened, "certificate": given}, time, trusted)
+            for time in filter(None, (present, recorded)):
+                seals.trust_of({**opened, "certificate": given}, time, trusted)
         except IntegrityError as error:  # an older one may still hold
             what = error.what.removeprefix("G102: ")
             wrong = wrong or GovernanceBroken("G102", what, where=str(path), hint=error.hint)
