@@ -192,6 +192,25 @@ def test_keys_of_the_new_policy_approve_nothing(folder: Folder) -> None:
     assert "has 0" in refused(lambda: folder.writer().change(text(loose), "why", [approval]))
 
 
+def test_a_key_that_a_change_has_withdrawn_approves_nothing_any_more(tmp_path: Path) -> None:
+    second = TrustedKey("second", "policy", key_files.public(OTHER))
+    run = TrustedKey("site", "run", key_files.public(third := Ed25519PrivateKey.generate()))
+    base = dataclasses.replace(BASE, trust=(*BASE.trust, second, run))
+    folder = made(tmp_path, base)
+    without = dataclasses.replace(base, version=2, trust=(second, run))
+    loose = dataclasses.replace(without, version=3, matrix=LOOSE.matrix)
+    before = approve(loose, LEE, base.digest)
+    assert folder.writer().change(text(without), "her key was lost").change.kind == "tighten"
+    for wrong in (
+        before,
+        approve(loose, LEE, without.digest),
+        approve(loose, third, without.digest),
+    ):
+        assert "has 0" in refused(lambda w=wrong: folder.writer().change(text(loose), "why", [w]))
+    folder.writer().change(text(loose), "why", [approve(loose, OTHER, without.digest)])
+    assert folder.load().newest == loose
+
+
 FIXED: dict[str, dict[str, Any]] = {
     "layers": {"layers": (LayerGroup("low", "^x"), BASE.layers[1])},
     "sources": {"sources": BASE.sources[:1], "matrix": BASE.matrix[:1]},
