@@ -185,6 +185,10 @@ class Container(Model):
     option: str | None = Field(
         default=None, description="kind option: the scheduler's option that takes the image"
     )
+    stage: bool = Field(
+        default=False,
+        description="image files of apptainer and charliecloud are copied to `paths.local`",
+    )
     accelerator: Literal["cpu", "cuda", "rocm"] | None = Field(
         default=None,
         description="which image of `environment.image` is taken, and whose devices a container "
@@ -197,6 +201,8 @@ class Container(Model):
             raise ValueError(
                 "kind option needs `option: NAME`, as environment; no other kind has it"
             )
+        if self.stage and self.kind not in ("apptainer", "charliecloud"):
+            raise ValueError(f"stage: images of {self.kind} are no files that are copied here")
         return self
 
 

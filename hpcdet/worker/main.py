@@ -68,7 +68,7 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
         finally:
             crank.close()
             notices.close()
-            if experiment.staged and site.paths.local:
+            if site.paths.local:
                 staged_data.remove(site.paths.local)  # of this node; others are swept by the next
 
 

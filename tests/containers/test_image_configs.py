@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from hpcdet.config import api as config
 from hpcdet.containers import image_files
 from hpcdet.errors import ConfigError
+from hpcdet.jobs.checks import idle_keys
 from hpcdet.jobs.create import image_checks, images
 from hpcdet.jobs.script import contained, interpreters
+from hpcdet.jobs.script.launch import launch
+from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.site import Site
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
+from hpcdet.store.trials import staged_data
+from tests import disks
 from tests import experiments as x
 
 CONTAINER = {"kind": "apptainer", "binds": ["$DISK/lib:/lib2:ro"]}
@@ -116,6 +124,56 @@ def test_what_a_rank_sees_and_by_which_python(
     run = contained.command(image, made, site, paths, ("-c", ""), {"LD_LIBRARY_PATH": "/x"})
     assert run.command[0] == "/usr/bin/env" and "-uLD_LIBRARY_PATH" in run.command
     assert run.command[-4:] == ("/torch.sif", "/opt/python", "-c", "")
+
+
+def test_an_image_file_is_copied_to_the_disk_of_the_node_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the command of each rank, which then is the runtime's, on the copy."""
+    (tmp_path / "bin").mkdir()
+    runtime = tmp_path / "bin" / "apptainer"
+    runtime.write_text(f'#!/bin/sh\nfor word; do echo "$word"; done > {tmp_path}/said.$RANK\n')
+    runtime.chmod(0o700)
+    image, disk = tmp_path / "torch.sif", tmp_path / "disk"
+    image.write_text("an image")
+    disk.mkdir()
+    made = loaded(tmp_path, environment={"image": str(image)}).config
+    kind = {**CONTAINER, "stage": True}
+    site = x.local_site(container=kind, python=sys.executable, paths={"local": str(disk)})
+    attempt = ExperimentPaths(tmp_path / "exp").trial(1).attempt(1)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    plan = launch(made, site, ExperimentPaths(tmp_path / "exp"), attempt, Allocation("7", ("n1",)))
+    for rank in ("0", "1"):
+        subprocess.run(plan.argv, env={**plan.environment, "RANK": rank}, check=True)
+        words = (tmp_path / f"said.{rank}").read_text().split()
+        [copy] = [word for word in words if word.endswith("/torch.sif")]
+        assert Path(copy).is_relative_to(disk) and Path(copy).read_text() == "an image"
+    assert len(list(disk.glob("hpcdet-*/data-*.lock"))) == 1
+    staged_data.remove(str(disk))
+    assert not list(disk.glob("hpcdet-*/*")), "nobody holds it any more"
+    # with a full disk, the image is used where it is
+    with disks.small_disk(tmp_path / "small", megabytes=1) as why_not:
+        if not why_not:
+            image.write_bytes(b"x" * 2**21)
+            there = {**plan.environment, staged_data.PLACE: str(tmp_path / "small"), "RANK": "2"}
+            done = subprocess.run(plan.argv, env=there, check=True, capture_output=True, text=True)
+            assert "container.stage: no copies on" in done.stderr
+            words = (tmp_path / "said.2").read_text().split()
+            [link] = [word for word in words if word.endswith("/torch.sif")]
+            assert Path(link).resolve() == image
+    image.unlink()
+    gone = subprocess.run(plan.argv, env=dict(plan.environment), capture_output=True, text=True)
+    assert gone.returncode == 4 and f"container.stage: {image} is not there" in gone.stderr
+
+
+def test_only_files_are_copied_to_nodes_and_only_where_the_site_has_a_disk(tmp_path: Path) -> None:
+    made = loaded(tmp_path, environment={"image": str(tmp_path)}).config
+    site = x.local_site(container={**CONTAINER, "stage": True}, paths={"local": str(tmp_path)})
+    assert not contained.is_staged(contained.image(made, site)), "a folder is used where it is"
+    no_disk = x.local_site(container={**CONTAINER, "stage": True})
+    assert "container.stage means nothing without paths.local" in idle_keys.idle(no_disk)[0]
+    with pytest.raises(ValidationError, match="images of podman-hpc are no files"):
+        x.local_site(container={"kind": "podman-hpc", "stage": True})
 
 
 def test_configs_that_are_wrong_or_mean_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Keys of a site file that mean nothing to its scheduler."""
+"""Keys of a site file that mean nothing to its scheduler, or without another key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTITION = re.compile(r"^partitions\.[^.]+")
 
 
 def idle(site: Site) -> list[str]:
-    """Return a sentence for each key that a file sets and this site's scheduler does not read."""
+    """Return a sentence for each key that a file sets and that nothing at this site reads."""
     facts = opening.of(site).facts
     read = facts.reads if isinstance(facts, ReadsKeys) else frozenset()
     said = {_PARTITION.sub("partitions.*", key) for key in site.origins}
@@ -26,4 +26,7 @@ def idle(site: Site) -> list[str]:
         for key in OF_SOME - read
         if any(one == key or one.startswith(f"{key}.") for one in said)
     )
-    return [f"{key} means nothing to the scheduler {site.scheduler}" for key in wrong]
+    found = [f"{key} means nothing to the scheduler {site.scheduler}" for key in wrong]
+    if site.container and site.container.stage and not site.paths.local:
+        found.append("container.stage means nothing without paths.local, the disk of a node")
+    return found

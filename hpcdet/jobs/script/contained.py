@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcdet
-from hpcdet.containers import image_files, opening
+from hpcdet.containers import image_files, node_copy, opening
 from hpcdet.containers.runtime import Bind, Contained, ContainerRequest
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.script import interpreters
@@ -22,6 +22,7 @@ from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import scratch
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
+from hpcdet.store.trials import staged_data
 
 DIGEST = "HPCDET_IMAGE"
 """The digest of a rank's image, as it is now."""
@@ -113,7 +114,15 @@ def command(
             option=image.container.option or "",
         )
     )
-    return Contained(("/usr/bin/env", *changes, *made.command), made.step_args)
+    whole = ("/usr/bin/env", *changes, *made.command)
+    if staged_data.PLACE in environ and is_staged(image):
+        whole = node_copy.command(interpreters.of_jobs(experiment, site), image.name, whole)
+    return Contained(whole, made.step_args)
+
+
+def is_staged(image: RankImage | None) -> bool:
+    """True if nodes copy the image to their own disk: the site asks for it, and it is a file."""
+    return image is not None and image.container.stage and Path(image.name).is_file()
 
 
 def binds(experiment: Resolved, site: Site, paths: ExperimentPaths) -> tuple[Bind, ...]:

@@ -46,7 +46,8 @@ def launch(
     if allocation.end_at is not None:
         given["HPCDET_DEADLINE"] = f"{allocation.end_at:.3f}"
     given["HPCDET_GRACE"] = f"{site.limits.kill_wait_s:g}"
-    if experiment.staged and site.paths.local:
+    image = contained.image(experiment, site)
+    if site.paths.local and (experiment.staged or contained.is_staged(image)):
         given[staged_data.PLACE] = site.paths.local
         given[staged_data.JOB] = f"{paths.id} {allocation.job} {allocation.restart}"
     view = site.view(experiment.resources.resource_pool)
@@ -57,7 +58,7 @@ def launch(
         given.update(devices(given, lane, experiment.lanes_per_node))
     rank: tuple[str, ...] = ("-Pm", "hpcdet.attempt", *place, *same)
     args = tuple(view.launcher.args)
-    if (image := contained.image(experiment, site)) is not None:
+    if image is not None:
         rank = (*rank, "--hpcdet", hpcdet.__version__)
         given[contained.DIGEST] = contained.digest_now(image, paths)
         inner = contained.command(image, experiment, site, paths, rank, given)

@@ -30,6 +30,7 @@ FOLDER = "HPCDET_DATA"
 DIGEST = "HPCDET_DATA_DIGEST"
 """SHA-256 over paths and contents of the data, as 64 hex digits."""
 
+_KEY = "data.stage"
 _CHUNK = 1 << 20
 _LOOK_S = 0.2
 _RECORD = ".digest.json"
@@ -39,30 +40,36 @@ class LeftEarly(Exception):
     """A notice to leave came before the data was there."""
 
 
-def expanded(text: str) -> Path:
-    """Return a path with this process's variables and ``~``.
+def expanded(text: str, key: str = _KEY) -> Path:
+    """Return a path with this process's variables and ``~``. ``key``: of the config, for errors.
 
     Raises:
         ConfigError: a variable is not set here, or it is no absolute path.
     """
     path = Path(os.path.expandvars(text)).expanduser()
     if not path.is_absolute() or "$" in str(path):
-        raise ConfigError(f"{text} is {path} here, which is no path", where="data.stage")
+        raise ConfigError(f"{text} is {path} here, which is no path", where=key)
     return path
 
 
 def staged(
-    sources: Sequence[str], disk: str, job: str, heard: Callable[[], object]
+    sources: Sequence[str],
+    disk: str,
+    job: str,
+    heard: Callable[[], object],
+    *,
+    key: str = _KEY,
 ) -> tuple[Path, str, str]:
     """Copy data to a node's disk, unless that has been done for this allocation.
 
-    The lock of the copies is held until this process ends.
+    The lock of the copies is held until this process ends, whatever it becomes.
 
     Args:
         sources: files and folders; no two of the same name.
         disk: the node's; its variables are expanded here.
         job: the allocation.
         heard: true once this process has to leave.
+        key: of the config that asks for it, for errors.
 
     Returns:
         The folder that has each of them by its name, the digest, and why these are links to the
@@ -74,11 +81,11 @@ def staged(
         LeftEarly: a notice came meanwhile.
         OSError: nothing can be written there, or one cannot be read.
     """
-    named = {path.name: path for path in map(expanded, sources)}
+    named = {path.name: path for path in (expanded(text, key) for text in sources)}
     for path in named.values():
         if not path.exists():
-            raise ConfigError(f"{path} is not there", where="data.stage", hint="do nodes see it?")
-    base = expanded(disk) / f"hpcdet-{os.getuid()}"
+            raise ConfigError(f"{path} is not there", where=key, hint="do nodes see it?")
+    base = expanded(disk, key) / f"hpcdet-{os.getuid()}"
     _own_folder(base)
     place = base / f"data-{_key(job, sources)}"
     while (record := _held(base, place, named, heard)) is None:
@@ -138,6 +145,7 @@ def _held(
         if _taken(fd, fcntl.LOCK_SH) and _is(path, fd):
             record = files.read_json(place / _RECORD)
             if isinstance(record, dict):
+                os.set_inheritable(fd, True)
                 fd = -1
                 return record
         return None
