@@ -273,6 +273,20 @@ def test_experiments_share_the_limit_of_their_partition_only(
     assert told.room(both[0], both, None) == both[0].wants, "it is no limit for this one"
 
 
+def test_an_experiment_that_leaves_a_partition_gives_its_share_back(
+    tmp_path: Path, scheduler: Counting
+) -> None:
+    world = bounded(make(scheduler, tmp_path, 4), "gpu", 2)
+    holder = world.holder()
+    advance(world.paths, holder)
+    assert [one.may for one in running_shares._read(shares_file(tmp_path))] == [2]
+    moved = world.site.changed({"default_partition": "free"}, {})
+    holder.hands = dataclasses.replace(holder.hands, site=moved)
+    later(world, holder, 1)
+    assert running_shares._read(shares_file(tmp_path)) == []
+    assert dict(scheduler.throttled) == {"1": 4}
+
+
 def shares_file(tmp_path: Path) -> Path:
     folder = tmp_path / "cache" / "polling"
     files.make_folder(folder)

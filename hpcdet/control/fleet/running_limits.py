@@ -52,6 +52,8 @@ def room(holder: Holder, seen: FleetView, wanted: int) -> Room | None:
     """
     site, why = holder.hands.site, words(holder)
     if not why:
+        if any(part.max_running is not None for part in site.partitions.values()):
+            _give_back(holder)  # it may have been moved here from a partition with a limit
         return None
     live = [place for place in seen.live if place.job]
     running = Counter(place.job for place in live if place.phase == "running")
@@ -91,12 +93,16 @@ def leave(holder: Holder) -> None:
     Where that fails the share is free when the experiment is closed, or a day later.
     """
     if words(holder):
-        holder.pace.kept, holder.pace.full_since, holder.pace.stranded = {}, "", []
-        try:
-            where = _file(holder.hands.site)
-            holder.pace.stranded = running_shares.leave(where, holder.paths.root)
-        except Unavailable as error:
-            holder.actions.append(f"{error.where}: {error.what}")
+        _give_back(holder)
+
+
+def _give_back(holder: Holder) -> None:
+    holder.pace.kept, holder.pace.full_since, holder.pace.stranded = {}, "", []
+    try:
+        where = _file(holder.hands.site)
+        holder.pace.stranded = running_shares.leave(where, holder.paths.root)
+    except Unavailable as error:
+        holder.actions.append(f"{error.where}: {error.what}")
 
 
 def words(holder: Holder) -> str:
