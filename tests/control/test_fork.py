@@ -240,11 +240,14 @@ def test_an_heir_without_its_link_yet_begins_in_a_fork_where_the_search_thinks_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, there = ExperimentPaths(tmp_path / "a"), ExperimentPaths(tmp_path / "b")
-    held: dict[int, list[int]] = {1: [200, 300, 400], 9: [300, 500]}
+    held = {1: [200, 300, 400], 9: [300, 500], 12: [300], 13: [300]}
     monkeypatch.setattr(
         fork.parents,
         "donations",
-        lambda trial, _: [Donation(trial.root, at, {}) for at in held.get(trial.number, [])],
+        lambda trial, _: [
+            Donation(trial.checkpoint(at, INHERITED if trial.number > 11 else 1), at, {})
+            for at in held.get(trial.number, [])
+        ],
     )
     until = Length("batches", 600)
     then = fork._folded([])
@@ -254,16 +257,19 @@ def test_an_heir_without_its_link_yet_begins_in_a_fork_where_the_search_thinks_i
     }
     found = fork.Forked(there, 1)
     named = {8: "1@300 batches", 9: "1@300 batches", 10: "2", 11: "origin/1"}
+    named |= {12: "origin/1@300 batches", 13: "1@300 batches"}  # which have their links by now
     plans = [TrialPlan(number, {}, 1, until, parent) for number, parent in named.items()]
     given = [fork._begins(source, found, then, plan) for plan in plans]
-    assert [one and one.at for one in given] == [300, 300, None, None]
+    assert [one and one.at for one in given] == [300, 300, None, None, None, 300]
     assert found.named == {
         8: "../a/1@300 batches",
         9: "../a/9@300 batches",
         10: "2",
         11: "origin/1",
+        12: "origin/1@300 batches",
+        13: "../a/13@300 batches",
     }
-    assert found.anew == [10, 11]
+    assert found.anew == [10, 11, 12]
 
 
 def _ended(trial: int, reason: Any) -> dict[str, Any]:

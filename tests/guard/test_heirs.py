@@ -254,6 +254,20 @@ def test_ledgers_go_with_a_checkpoint_into_another_experiment(
     assert records.read(1, copy.ledger) is not None
 
 
+def test_with_what_a_trial_began_from_go_the_ledgers_of_who_made_it(
+    parent: TrialPaths, tmp_path: Path
+) -> None:
+    """A fork, by then, of an heir that was killed before it had a checkpoint of its own."""
+    child = heir(parent)
+    child.attempt(1).ledger.parent.mkdir(parents=True)
+    child.attempt(1).ledger.write_text("not asked\n")
+    [given] = parents.donations(child, "batches")
+    fork = ExperimentPaths(tmp_path / "FORK").trial(2)
+    parents.give_ledgers(given, fork)
+    [copy] = parents.ledgers(fork)
+    assert copy.ledger.read_bytes() == parent.attempt(1).ledger.read_bytes()
+
+
 def test_a_record_is_asked_when_it_was_trained_and_what_it_may_have_changed(
     cli: Cli,  # noqa: F811
     tmp_path: Path,

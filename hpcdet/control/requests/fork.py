@@ -32,7 +32,7 @@ from hpcdet.store.fs import files, packed
 from hpcdet.store.fs.journal import Line
 from hpcdet.store.fs.json_record import number
 from hpcdet.store.trials import hard_links, parents
-from hpcdet.store.trials.parents import Donation, Parent
+from hpcdet.store.trials.parents import ORIGIN, Donation, Parent
 from hpcdet.units import Length, Unit
 
 _KINDS = frozenset({"event", "action", "retry", "fail", "clone"})
@@ -180,7 +180,8 @@ def _begins(
         inherited = parent.length.value  # what the search counts from, linked by then or not
     heard = max(plan.told, inherited)
     own = [one for one in parents.donations(old, unit) if one.at <= heard]
-    if own:
+    abroad = parent is not None and parent.experiment == ORIGIN.experiment
+    if own and not (abroad and own[-1].inherited):  # else it begins here as it did there
         return _goes_on(source, found, plan, plan.number, unit, own[-1])
     if parent is not None:
         donor = None if parent.experiment else then.trials.plans.get(parent.trial)

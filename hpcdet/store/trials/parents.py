@@ -16,6 +16,7 @@ from typing import Any
 from hpcdet.errors import IntegrityError
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import CHECKPOINT_NAME, INHERITED, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Trial
 from hpcdet.store.fs import files, packed, sealed_json
 from hpcdet.store.trials import hard_links
 from hpcdet.store.trials.standing import MANIFEST, checkpoints, lineage
@@ -83,6 +84,12 @@ class Donation:
     def step(self) -> int:
         """The number of batches that had been trained."""
         return int(self.folder.name.partition(".")[0])
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it is the one that its trial began from: another one has made it."""
+        named = CHECKPOINT_NAME.fullmatch(self.folder.name)
+        return named is not None and int(named[2]) == INHERITED
 
     def length(self, unit: Unit) -> Length | None:
         """Return the length of its trial then; None if it is not recorded in this unit."""
@@ -166,11 +173,19 @@ def give(donation: Donation, child: TrialPaths) -> dict[str, Any]:
 def give_ledgers(donation: Donation, child: TrialPaths) -> None:
     """Copy the ledgers of a trial of another experiment, which may be gone when a child begins.
 
+    Of a checkpoint that this one began from itself they are its parent's.
+
     Raises:
         IntegrityError: one is no plain file.
         OSError: the disk is full or fails.
     """
-    for ledger in [] if donation.donor is None else ledgers(donation.donor):
+    donor = donation.donor
+    theirs = [] if donor is None else ledgers(donor)
+    if donor is not None and donation.inherited:
+        record = Trial.read(donor.record)
+        experiment = ExperimentPaths(donor.root.parent.parent)
+        theirs = of_parent(experiment, donor, record.parent if record else "")
+    for ledger in theirs:
         try:
             with packed.open_file(ledger.ledger) as file:
                 copy = kept_ledgers(child).attempt(ledger.number).ledger
