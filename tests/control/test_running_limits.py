@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from hpcdet.control.fleet import running_limits, running_shares
+from hpcdet.control.fleet.running_limits import Room
 from hpcdet.control.fleet.running_shares import Bound, RunningShare
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
@@ -407,6 +408,23 @@ def test_the_limit_is_named_as_long_as_it_keeps_jobs_away(
     for _ in range(2):  # the second one before the scheduler may be asked again
         advance(world.paths, holder)
         assert reasons(world, holder) == [("limits.max_running: 4 of site paper", "limit")]
+
+
+def test_a_limit_that_cannot_be_judged_is_named_only_where_workers_are_missing(
+    tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> Room:
+        raise Unavailable("no answer", where="limits.max_running")
+
+    world = make(scheduler, tmp_path, 2, max_running=4)
+    holder = world.holder()
+    advance(world.paths, holder)
+    monkeypatch.setattr(running_limits, "room", away)
+    later(world, holder, 1)
+    assert "limit" not in dict(reasons(world, holder)).values()
+    scheduler.cancel("1", 0)
+    later(world, holder, 2)
+    assert ("limits.max_running: no answer", "limit") in reasons(world, holder)
 
 
 def test_shares_are_dealt_in_turn_and_dead_experiments_hold_nothing(tmp_path: Path) -> None:

@@ -81,7 +81,9 @@ def room(holder: Holder, seen: FleetView, wanted: int) -> Room | None:
 
 
 def tell(holder: Holder, tasks: int, why: str) -> None:
-    """Report with the next beats that tasks are not submitted for a limit."""
+    """Report with the next beats that tasks, if any, are not submitted for a limit."""
+    if not tasks:
+        return
     holder.pace.full_since = since = holder.pace.full_since or files.now()
     told = {"reason": why, "kind": "limit", "tasks": tasks, "since": since, "long": False}
     holder.lease.waits = [*holder.lease.waits, told]
