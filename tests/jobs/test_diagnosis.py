@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from hpcdet.cli.setup import doctor
+from hpcdet.cli.setup import site as site_verbs
 from hpcdet.errors import Unavailable
 from hpcdet.jobs.diagnosis import (
     finding,
@@ -25,6 +27,7 @@ from hpcdet.jobs.diagnosis import (
 )
 from hpcdet.jobs.diagnosis.finding import SiteFinding
 from hpcdet.launchers.common import Launch
+from hpcdet.schedulers.slurm import slurm_inside
 from hpcdet.schedulers.slurm.slurm import SlurmScheduler
 from hpcdet.site import Site
 from hpcdet.site_files import load_site
@@ -223,12 +226,31 @@ def test_two_ranks_look_at_what_is_between_them(tmp_path: Path) -> None:
 def test_a_step_that_hangs_is_ended_in_time_for_the_jobs_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert 2 * rank_steps.LIMIT_S <= doctor.WALLTIME_S / 2
-    monkeypatch.setattr(rank_steps, "LIMIT_S", 2.0)
     monkeypatch.setattr(rank_steps, "_KILL_S", 0.1)
     deaf = ("bash", "-c", "trap '' TERM; while :; do sleep 0.1; done")
     launch = Launch(deaf, dict(os.environ), ({},), by_launcher=True)
-    assert rank_steps._run(launch, tmp_path, "auto") == "no end in 2 s"
+    assert rank_steps._run(launch, tmp_path, "auto", 2.0) == "no end in 2 s"
+
+
+@pytest.mark.parametrize("walltime_s", [site_verbs.JOB_WALLTIME_S, doctor.WALLTIME_S, 36000])
+def test_both_steps_end_in_the_time_of_their_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, walltime_s: int
+) -> None:
+    """That of ``site check`` is short, and has two nodes where a partition takes no job of one."""
+    limits: list[float] = []
+
+    def run(launch: Launch, place: Path, backend: str, limit_s: float) -> str:
+        limits.append(limit_s)
+        return "no end"
+
+    monkeypatch.setattr(rank_steps, "_run", run)
+    monkeypatch.setattr(slurm_inside, "ask", lambda *_, **__: "n1\nn2\n")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}.items():
+        monkeypatch.setenv(name, value)
+    site = load_site.load("generic-slurm")
+    assert [*rank_steps.findings(site, None, tmp_path, walltime_s)]
+    assert len(limits) == 2 and 0 < sum(limits) <= min(walltime_s / 2, 300)
 
 
 def test_of_a_log_the_sentence_is_told_that_says_why() -> None:
@@ -264,7 +286,7 @@ from hpcdet.jobs.diagnosis import machine_checks, storage_checks
 {slow if stage == "looking at creation" else ""}
 sys.exit(machine_checks.main(sys.argv[1:]))
 """
-    with subprocess.Popen([sys.executable, "-Pc", code, str(place), "7"]) as checks:
+    with subprocess.Popen([sys.executable, "-Pc", code, str(place), "7", "60"]) as checks:
         experiments.until(lambda: (place / "stage").exists() and _stage(place) == stage)
         if stage == "looking at creation":
             experiments.until(lambda: list(root.glob(".hpcdet-doctor-*/once")))
@@ -295,13 +317,19 @@ def test_a_home_that_nodes_cannot_write_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where it is mounted read-only: /dev/null is no folder, for root neither."""
-    monkeypatch.setenv("HPCDET_CACHE", "/dev/null/cache")
-    [found] = machine_checks.cache()
-    assert found.level == "warning" and "cannot be written" in found.what
-    assert "HPCDET_CACHE" in found.hint
-    monkeypatch.setenv("HPCDET_CACHE", str(tmp_path))
-    [found] = machine_checks.cache()
-    assert found.level == "ok" and str(tmp_path) in found.what
+    with monkeypatch.context() as there:
+        there.setenv("HPCDET_CACHE", str(tmp_path / "there"))
+        with machine_checks.leave("abc"):
+            [found] = machine_checks.cache("abc")
+            assert found.level == "ok" and str(tmp_path / "there") in found.what
+            monkeypatch.setenv("HPCDET_CACHE", "/dev/null/cache")
+            [found] = machine_checks.cache("abc")
+            assert found.level == "warning" and "HPCDET_CACHE" in found.hint
+            assert found.what.startswith("/dev/null/cache/polling cannot be written")
+            monkeypatch.setenv("HPCDET_CACHE", str(tmp_path / "here"))
+            [found] = machine_checks.cache("abc")
+            assert found.level == "warning" and "is another folder here" in found.what
+    assert not list((tmp_path / "there" / "polling").iterdir())
 
 
 @pytest.mark.slurm

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -24,7 +25,6 @@ from hpcdet.launchers import opening as launchers
 from hpcdet.schedulers.calls import polling
 from hpcdet.site import Site, folders
 from hpcdet.site_files.load_site import from_resolved
-from hpcdet.store.folder import private_folders
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 
@@ -150,15 +150,32 @@ def _mpi() -> SiteFinding:
     return SiteFinding("warning" if code else "ok", what, hint, "mpi")
 
 
-def cache() -> Iterator[SiteFinding]:
-    """Check that the scheduler's answers, and running limits, are shared with other hosts."""
-    folder = polling.cache_folder()
-    if folder != private_folders.temporary():
+def cache(nonce: str) -> Iterator[SiteFinding]:
+    """Check that the scheduler's answers, and running limits, are shared with other hosts.
+
+    Args:
+        nonce: a file of this name lies in the cache folder of the host that asks (``leave``).
+    """
+    wanted, folder = polling.wanted_folder(), polling.cache_folder()
+    if (folder / nonce).exists():
         yield SiteFinding("ok", f"answers of the scheduler are shared in {folder}", check="cache")
         return
-    what = f"the home folder cannot be written: answers of the scheduler are kept in {folder}"
+    what = f"{wanted} is another folder here than on the host that asks: answers are not shared"
+    if folder != wanted:
+        what = f"{wanted} cannot be written: answers of the scheduler are kept in {folder}"
     hint = "export HPCDET_CACHE=FOLDER, one that all hosts share and write, before hpcdet submit"
-    yield SiteFinding("warning", what, hint, "cache")
+    yield SiteFinding("warning", f"{what}, and limits.max_running with them", hint, "cache")
+
+
+@contextlib.contextmanager
+def leave(nonce: str) -> Iterator[None]:
+    """Leave a file of this name in this host's cache folder meanwhile, for ``cache``."""
+    left = polling.cache_folder() / nonce
+    files.write_once(left, b"")
+    try:
+        yield
+    finally:
+        left.unlink(missing_ok=True)
 
 
 def launcher(site: Site, partition: str | None) -> Iterator[SiteFinding]:
@@ -209,11 +226,12 @@ def _last(text: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """``FOLDER NONCE [PARTITION]``: look at a node, and at what is between two.
+    """``FOLDER NONCE WALLTIME_S [PARTITION]``: look at a node, and at what is between two.
 
     The folder holds a site, and ``seen`` with the nonce, written on the machine that asks.
     """
-    place, nonce, partition = Path(argv[0]), argv[1], argv[2] if len(argv) > 2 else None
+    place, nonce, walltime_s = Path(argv[0]), argv[1], int(argv[2])
+    partition = argv[3] if len(argv) > 3 else None
 
     def seen() -> Iterator[SiteFinding]:
         ok = (place / "seen").read_text() == nonce
@@ -228,9 +246,9 @@ def main(argv: list[str]) -> int:
     looks: list[tuple[str, Callable[[], Iterator[SiteFinding]]]] = [
         ("python", python),
         ("visibility", seen),
-        ("cache", cache),
+        ("cache", lambda: cache(nonce)),
         ("launcher", lambda: launcher(site, partition)),
-        ("collectives", lambda: rank_steps.findings(site, partition, place)),
+        ("collectives", lambda: rank_steps.findings(site, partition, place, walltime_s)),
         ("torch", lambda: imports(Path())),
         ("creation", lambda: storage_checks.findings(place.parent)),
     ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from hpcdet.errors import HpcdetError, StillPending
 from hpcdet.jobs import one_shot_job
 from hpcdet.jobs.checks import site_checks
+from hpcdet.jobs.diagnosis import machine_checks
 from hpcdet.jobs.diagnosis.finding import SiteFinding
 from hpcdet.schedulers import opening
 from hpcdet.site import Site
@@ -90,9 +91,12 @@ def _by_job(
         resource_pool=partition,
     )
     argv = [site.python or sys.executable, "-Pm", _MODULE, str(place), nonce]
-    more = [partition] if partition else []
+    more = [str(resources.walltime_s), *([partition] if partition else [])]
     experiment = Resolved(resources=resources)
-    answer, said = one_shot_job.run(place, site, experiment, [*argv, *more], timeout_s, tell=tell)
+    with machine_checks.leave(nonce):
+        answer, said = one_shot_job.run(
+            place, site, experiment, [*argv, *more], timeout_s, tell=tell
+        )
     yield SiteFinding("ok", f"a job ran on {answer.host}", check="job", where="node")
     lines = said.strip().splitlines() or [""]
     try:

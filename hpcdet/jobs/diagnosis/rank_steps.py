@@ -24,19 +24,25 @@ from hpcdet.store.fs import files
 
 CHECKS = ("visibility", "clock", "creation", "rename", "collectives", "mpi")
 LIMIT_S = 150.0
-"""Of each of two steps, in a job of ten minutes: where nodes do not reach each other, both hang."""
+PART = 0.25
+"""Of the job's time, and at most ``LIMIT_S``, for each of two steps: both hang where nodes do not
+reach each other, and the job has to answer."""
 _KILL_S = 10.0
 _LATE_S = 1.0
 _LAUNCHER = re.compile(r"\w+: ")
 """What a launcher says of itself: ``srun: error: …``."""
 
 
-def findings(site: Site, partition: str | None, place: Path) -> Iterator[SiteFinding]:
+def findings(
+    site: Site, partition: str | None, place: Path, walltime_s: int
+) -> Iterator[SiteFinding]:
     """Start a rank on each of two nodes of this allocation, by the site's launcher.
 
     Args:
         place: a folder that all nodes see, where the ranks leave what they find.
+        walltime_s: of the job.
     """
+    limit_s = min(LIMIT_S, PART * walltime_s)
     inside = schedulers.of(site).inside
     nodes = inside.allocation(os.environ, None).nodes
     if len(nodes) < 2:
@@ -45,7 +51,7 @@ def findings(site: Site, partition: str | None, place: Path) -> Iterator[SiteFin
         return
     view = site.view(partition)
     launcher = launchers.launcher(launchers.kind_of(site, view))
-    said = _run(_step(site, partition, place, "auto"), place, "auto")
+    said = _run(_step(site, partition, place, "auto"), place, "auto", limit_s)
     first, second = (_left(place, "auto", rank) for rank in (0, 1))
     yield from _of_files(site, first, second, said)
     yield _of_collectives(first, second, said)
@@ -55,7 +61,7 @@ def findings(site: Site, partition: str | None, place: Path) -> Iterator[SiteFin
     if objection:
         yield skipped("mpi", objection, hint, "nodes")
         return
-    said = _run(_step(site, partition, place, "mpi"), place, "mpi")
+    said = _run(_step(site, partition, place, "mpi"), place, "mpi", limit_s)
     yield _of_mpi(_left(place, "mpi", 0), _left(place, "mpi", 1), said)
 
 
@@ -88,9 +94,9 @@ def _step(site: Site, partition: str | None, place: Path, backend: str) -> Launc
     )
 
 
-def _run(launch: Launch, place: Path, backend: str) -> str:
+def _run(launch: Launch, place: Path, backend: str, limit_s: float) -> str:
     """Run a step to its end; returns why it failed, "" if it did not."""
-    log, limit = place / f"{backend}.log", time.monotonic() + LIMIT_S
+    log, limit = place / f"{backend}.log", time.monotonic() + limit_s
     with files.append_log(log) as output:
         running = [
             subprocess.Popen(
@@ -112,7 +118,7 @@ def _run(launch: Launch, place: Path, backend: str) -> str:
                     one.wait(_KILL_S)
                 one.kill()
                 one.wait()
-            return f"no end in {LIMIT_S:.0f} s"
+            return f"no end in {limit_s:.0f} s"
     if not any(codes):
         return ""
     return _reason(log.read_text(errors="replace")) or f"exit code {max(codes, key=abs)}"

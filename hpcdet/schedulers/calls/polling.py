@@ -31,6 +31,12 @@ _COST = 10
 """An answer that took t seconds is not asked for again within ten times t."""
 
 
+def wanted_folder() -> Path:
+    """Return where answers lie if this host can write there."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("HPCDET_CACHE") or base / "hpcdet") / "polling"
+
+
 def cache_folder() -> Path:
     """Where answers lie: ``$HPCDET_CACHE``, else the user's cache on the shared home folder.
 
@@ -39,8 +45,7 @@ def cache_folder() -> Path:
     Raises:
         Unavailable: the folder belongs to another user or others may write it.
     """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(os.environ.get("HPCDET_CACHE") or base / "hpcdet") / "polling"
+    folder = wanted_folder()
     try:
         files.make_folder(folder)
         usable = os.access(folder, os.W_OK)
