@@ -232,11 +232,9 @@ def test_what_is_not_exact_is_not_written(tmp_path: Path, value: object) -> None
 # -- signatures ------------------------------------------------------------------------------
 
 
-def test_a_key_that_is_not_trusted_or_revoked_or_missing(tmp_path: Path) -> None:
+def test_a_key_that_is_not_trusted_or_missing(tmp_path: Path) -> None:
     whole(tmp_path)
     assert bad(found(tmp_path, 1, public(OTHER))) == (1, 0, "G102")
-    revoked = found(tmp_path, 1, public(KEY), revoked=[public(KEY)])
-    assert bad(revoked) == (1, 0, "G102")
     with begun(tmp_path / "unsigned", key=None) as writer:
         trained(writer, 0, 9)
     assert found(tmp_path / "unsigned").signed == "none"
@@ -317,8 +315,6 @@ def test_a_certified_key(time: str, changes: dict[str, str], trusted: bool) -> N
         assert seals.trust_of(opened, time, [public(site)]) == "trusted"
         with pytest.raises(GovernanceBroken, match="G102"):
             seals.trust_of(opened, time, [public(OTHER)])
-        with pytest.raises(GovernanceBroken, match="G102"):
-            seals.trust_of(opened, time, [public(site)], revoked=[public(site)])
     else:
         with pytest.raises(GovernanceBroken, match="G102"):
             seals.trust_of(opened, time, [public(site)])

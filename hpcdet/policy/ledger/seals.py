@@ -137,9 +137,7 @@ def verify_checkpoint(made: SealedCheckpoint, envelope: Any, key: str) -> None:
         raise GovernanceBroken("G102", "the checkpoint's signature is of another state")
 
 
-def trust_of(
-    opened: Mapping[str, Any], time: str, trust: Collection[str], revoked: Collection[str] = ()
-) -> Signed:
+def trust_of(opened: Mapping[str, Any], time: str, trust: Collection[str]) -> Signed:
     """Return how far the key of an attempt's ledger is trusted.
 
     Args:
@@ -156,8 +154,6 @@ def trust_of(
         if trust:
             raise GovernanceBroken("G102", "it is not signed, and the policy names who has to")
         return "none"
-    if key in revoked:
-        raise GovernanceBroken("G102", f"the key {key[:16]}… is revoked")
     if not trust:
         return "self"
     if key in trust:
@@ -166,7 +162,7 @@ def trust_of(
         what = f"the key {key[:16]}… is not trusted, and has no certificate"
         hint = "certify it by a key that the policy trusts with role run"
         raise GovernanceBroken("G102", what, hint=hint)
-    _certified(key, given, opened, time, [one for one in trust if one not in revoked])
+    _certified(key, given, opened, time, trust)
     return "trusted"
 
 

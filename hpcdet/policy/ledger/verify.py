@@ -86,7 +86,6 @@ def verify(
     trust: Collection[str] = (),
     *,
     trial: int | None = None,
-    revoked: Collection[str] = (),
     must_hold: LedgerHead | None = None,
 ) -> VerifiedLedger:
     """Verify the ledgers of a trial's attempts, in order.
@@ -117,7 +116,7 @@ def verify(
             if trial not in (None, owner[1]) or owners - {owner}:
                 raise GovernanceBroken("G105", f"it is the ledger of {owner[0]}/{owner[1]}")
             owners.add(owner)
-            levels.append(seals.trust_of(first.body, first.time, trust, revoked))
+            levels.append(seals.trust_of(first.body, first.time, trust))
             seq = 1
             seen = seen_by(ledger, [one for one, _ in found])
             rollbacks += _rollback(ledger, found[-1][1] if found else (), path, seen)

@@ -52,7 +52,6 @@ def verify(
     *,
     head: str = "",
     expires: str = "",
-    revoked: Collection[str] = (),
     admitted: int | None = None,
     today: datetime.date | None = None,
 ) -> ChainVerdict:
@@ -68,7 +67,6 @@ def verify(
         trust: Ed25519 public keys, hex, that may sign for data.
         head: digest of ``admit`` that a policy names; "": none does.
         expires: last day of the agreement, ISO 8601; "": it has none.
-        revoked: sources, digests of links, and keys that are withdrawn.
         admitted: examples in this run; None: before one.
         today: in UTC if not given.
     """
@@ -80,14 +78,14 @@ def verify(
     found = [*linked, *_materials(chain.links), *_admitted(chain.links, last, manifest)]
     if head and (last is None or last.digest != head):
         found.append(f"it does not end with what the policy names, {head[:19]}…")
-    trusted = set(trust) - set(revoked)
+    trusted = set(trust)
     for place, link in enumerate(chain.links):
         final = link.kind in ("admit", "revoke") or place == len(chain.links) - 1
         by = (one for one in chain.signatures.get(place, ()) if one.key in trusted)
         if final and not any(one.is_of(link) for one in by):
             found.append(f"link {place} ({link.kind}) is not signed by a trusted key")
     problems = [ChainProblem("G111", what) for what in found]
-    problems += _ended(chain.links, manifest, expires, revoked, today)
+    problems += _ended(chain.links, expires, today)
     if admitted == 0:
         problems.append(ChainProblem("G112", "no example of the source was admitted"))
     required = max(len(chain.links), len(REQUIRED))
@@ -147,9 +145,7 @@ def _admitted(
 
 def _ended(
     links: Sequence[ChainLink],
-    manifest: SourceManifest | None,
     expires: str,
-    revoked: Collection[str],
     today: datetime.date | None,
 ) -> list[ChainProblem]:
     """Return why the source may not be used any more."""
@@ -159,7 +155,4 @@ def _ended(
         found.append(f"the agreement on the source has expired on {expires}")
     if links[-1].kind == "revoke":
         found.append(f"the source was revoked by {links[-1].actor or 'its owner'}")
-    names = {link.digest for link in links} | {manifest.source if manifest else ""}
-    if names & set(revoked):
-        found.append("the source is revoked")
     return [ChainProblem("G112", what) for what in found]

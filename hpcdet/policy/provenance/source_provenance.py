@@ -53,7 +53,6 @@ def verified(
     folder: Path,
     *,
     deep: bool = False,
-    revoked: Collection[str] = (),
     without: Collection[str] = (),
     today: datetime.date | None = None,
     tolerant: bool = False,
@@ -66,7 +65,6 @@ def verified(
     Args:
         folder: where relative paths begin: the model's.
         deep: read all of the data; else the contents of a few files, drawn anew each time.
-        revoked: sources, digests of links, and keys that are withdrawn.
         without: sources that are trained no more, of which nothing is demanded.
         today: in UTC if not given.
         tolerant: G111 is not raised: who calls finds it in ``failed``.
@@ -85,8 +83,7 @@ def verified(
         if one.id in without:
             continue
         try:
-            how: Any = {"deep": deep, "revoked": revoked, "today": today}
-            found.append(_verified(one, policy, folder, trust, **how))
+            found.append(_verified(one, policy, folder, trust, deep=deep, today=today))
         except GovernanceBroken as error:
             if not tolerant or error.check != "G111":
                 raise
@@ -151,11 +148,17 @@ def _lack(source: DataSource, trust: list[str], folder: Path) -> str:
 
 
 def _verified(
-    source: DataSource, policy: CompiledPolicy, folder: Path, trust: list[str], **how: Any
+    source: DataSource,
+    policy: CompiledPolicy,
+    folder: Path,
+    trust: list[str],
+    *,
+    deep: bool,
+    today: datetime.date | None,
 ) -> SourceProvenance:
     agreed = source.agreement
     about: Any = {"agreement": agreed.id, "expires": agreed.expires} if agreed else {}
-    manifest, digests = _manifest(source, folder, deep=how.pop("deep"))
+    manifest, digests = _manifest(source, folder, deep=deep)
     root = manifest.root if manifest else ""
     if manifest is not None and manifest.records is not None:
         about["records"] = manifest.records.count
@@ -164,7 +167,12 @@ def _verified(
     path = folder / source.chain.uri
     chain = _loaded(SourceChain.load, path, source)
     verdict = chain_verdicts.verify(
-        chain, manifest, trust, head=source.chain.digest, expires=about.get("expires", ""), **how
+        chain,
+        manifest,
+        trust,
+        head=source.chain.digest,
+        expires=about.get("expires", ""),
+        today=today,
     )
     head = next((one.digest for one in chain.links if one.kind == "admit"), "")
     reason = _judged(verdict, chain, head == source.chain.digest, path, policy)
