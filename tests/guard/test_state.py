@@ -15,6 +15,7 @@ from torch import nn
 from hpcdet.data.sample_order import Order, shuffled
 from hpcdet.data.sourced import Sourced
 from hpcdet.guard.guard import Guard
+from hpcdet.guard.resume import closed_layers
 from hpcdet.guard.resume.governance_state import GovernanceState
 from hpcdet.policy.changes.policy_in_effect import PolicyInEffect
 from hpcdet.policy.codes import GovernanceBroken
@@ -193,6 +194,24 @@ def test_no_optimizer_holds_a_moment_of_a_layer_that_nothing_may_change(slot: st
                 later.load(saved, trial.records)
         else:
             later.load(saved, trial.records)
+
+
+@pytest.mark.parametrize("first", [0.0, 0.5])
+def test_no_adagrad_holds_a_sum_of_a_layer_that_nothing_may_change(first: float) -> None:
+    """It begins with one that an option names."""
+    frozen = policy(((0.0, 1.0, 1.0),) * 3)
+    for sums, code in ((first, ""), (first + 1e-6, "G115")):
+        later = Trial(frozen)
+        parameter = later.parameters["0.1.bias"]
+        made = torch.optim.Adagrad([parameter], initial_accumulator_value=first)
+        made.state[parameter]["sum"].fill_(sums)
+        later.guard.optimizers.watched.append(made)
+        known = dict.fromkeys(["0.1.bias"], "")
+        if code:
+            with pytest.raises(GovernanceBroken, match=r"G115.*0\.1\.bias.*sum"):
+                closed_layers.without_moments(later.guard, known, later.parameters)
+        else:
+            closed_layers.without_moments(later.guard, known, later.parameters)
 
 
 def test_an_heir_begins_with_its_parents_exposure() -> None:

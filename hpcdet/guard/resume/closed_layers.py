@@ -21,6 +21,8 @@ _MOMENTS = (
     *("grad_avg", "acc_delta", "row_var", "col_var", "variance", "prev"),
 )
 """What torch's optimizers keep of gradients, and have not before the first one."""
+_SUM, _FIRST_SUM = "sum", "initial_accumulator_value"
+"""Adagrad's, and the option that says what it is before the first one."""
 
 
 def digests(guard: Guard, parameters: Models, policy: CompiledPolicy | None = None) -> Digests:
@@ -62,14 +64,22 @@ def without_moments(guard: Guard, known: Digests, parameters: Models) -> None:
     for name in sorted(known.keys() & parameters.keys()):
         for optimizer in guard.optimizers.watched:
             slots = optimizer.state.get(parameters[name], {})
-            kept = [one for one in _MOMENTS if isinstance(slots.get(one), torch.Tensor)]
-            if moved := [one for one in kept if bool(slots[one].any())]:
+            for slot, rest in {**dict.fromkeys(_MOMENTS, 0), **_sums(optimizer)}.items():
+                held = slots.get(slot)
+                if not isinstance(held, torch.Tensor) or bool((held == rest).all()):
+                    continue
                 raise broken(
                     "G115",
-                    f"nothing may change {name}, and its optimizer has a {moved[0]} that is not 0",
+                    f"nothing may change {name}, and its optimizer has a {slot} that is not {rest}",
                     hint="a gradient has leaked, or the checkpoint was changed: begin again from "
                     "one that `hpcdet ledger verify` accepts",
                 )
+
+
+def _sums(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """Return what Adagrad's sum is before the first gradient; {} of other optimizers."""
+    known = optimizer.defaults
+    return {_SUM: known[_FIRST_SUM]} if _FIRST_SUM in known else {}
 
 
 def _digest(parameter: torch.Tensor) -> str:
