@@ -26,6 +26,7 @@ from hpcdet.read.experiment import gather, states
 from hpcdet.schedulers.common.base import Capabilities, Occupancy, TaskState
 from hpcdet.site.models import Site
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Intent
 from hpcdet.store.fs import files
 from tests.control.worlds import closed, later
 from tests.paper import PaperScheduler, Waves, World
@@ -193,6 +194,61 @@ def test_experiments_share_a_limit_and_give_back_what_they_do_not_need(
     assert closed(first)[0] == "COMPLETED"
     later(second, second.holder(), 2)
     assert throttles(scheduler)["2"] == 4
+
+
+@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.parametrize("arrays", [False, True])
+def test_where_the_last_jobs_of_another_are_about_to_end_a_job_is_submitted_behind_them(
+    tmp_path: Path,
+    scheduler: Counting,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    arrays: bool,
+) -> None:
+    scheduler.able = Capabilities(arrays=arrays)
+    first = make(scheduler, tmp_path / "a", most, max_running=most)
+    second = make(scheduler, tmp_path / "b", most, max_running=most)
+    worlds = {world.paths.root: world for world in (first, second)}
+    monkeypatch.setattr(Holder, "open", opener(worlds))
+    one, play = first.holder(), first.play()
+    advance(first.paths, one)
+    ending = list(scheduler.jobs)
+    attempts = [play.claim(worker) for worker in play.start_all()]
+    other = second.holder()
+    assert advance(second.paths, other).strands, "what runs is not about to end"
+    other.close()
+    for attempt in attempts:
+        play.finish(attempt)
+    assert later(first, one, 1).closed, "by a worker, which the queue shows as all the others"
+    begun = [intent for n in second.paths.submissions() if (intent := read(second, n))]
+    assert [intent.behind for intent in begun] == [ending] * (1 if arrays else most)
+    assert sum(intent.throttle for intent in begun) == most
+    later(second, second.holder(), 1)
+    assert not any(scheduler.held[job] for job in scheduler.jobs), "nobody would release them"
+    assert len(scheduler.jobs) == len(ending) + len(begun)
+    assert read(first, 1).behind == [], "nothing was about to end"
+
+
+def read(world: World, number: int) -> Intent:
+    intent = Intent.read(world.paths.intent(number))
+    assert intent is not None
+    return intent
+
+
+def test_what_a_closed_experiment_runs_is_no_room_for_those_that_run(
+    tmp_path: Path, scheduler: Counting
+) -> None:
+    """They get the rest once it has ended: a throttle that is raised waits for nothing."""
+    queue = Occupancy(1000.0, {"7": 2, "8": 1}, frozenset())
+    left = RunningShare("left", jobs=["7"], seen=999.0)
+    mine = RunningShare("mine", wants=3, jobs=["8"], seen=999.0)
+    bounds = [Bound(2, queue.running)]
+    assert running_shares._room(mine, [left, mine], bounds, queue) == (0, [])
+    none = dataclasses.replace(mine, jobs=[])
+    bounds = [Bound(3, {"7": 2, "5": 1})]
+    assert running_shares._room(none, [left, none], bounds, queue) == (2, ["7"])
+    paused = dataclasses.replace(left, wants=2)
+    assert running_shares._room(none, [paused, none], bounds, queue) == (0, [])
 
 
 def opener(worlds: dict[Path, World]) -> Callable[..., Holder]:

@@ -243,6 +243,8 @@ def test_who_takes_the_place_of_smaller_jobs_waits_for_their_end() -> None:
         experiment = replace(EXPERIMENT, slurm=Slurm(sbatch_args=given))
         text = render(experiment, slurm(directives=directive), after, paths, {})
         assert directives(text)["dependency"] == both
+    found = directives(render(EXPERIMENT, slurm(), replace(after, after=["7"]), paths, {}))
+    assert found["dependency"] == "afterok:7,afterany:812_0:812_3", "one is none for the other"
     # the job behind such an array is no delay to them in the scheduler's eyes
     watching = replace(INTENT, tasks=1, throttle=1, watches="812")
     for least, nice in ((None, None), (2, "10000")):

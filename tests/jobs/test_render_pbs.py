@@ -158,6 +158,8 @@ def test_a_control_character_ends_no_directive() -> None:
 def test_jobs_wait_as_they_are_told() -> None:
     held = directives(script(pbs(), intent=replace(INTENT, held=True, after=["7.vm", "8.vm"])))
     assert "-h" in held and "-W depend=afterok:7.vm:8.vm" in held
+    behind = replace(INTENT, after=["7.vm"], behind=["8[].vm", "9.vm"])
+    assert "-W depend=afterok:7.vm,afterany:8[].vm:9.vm" in directives(script(pbs(), intent=behind))
     watching = script(pbs(), intent=replace(INTENT, watches="7.vm"))
     said = directives(watching)
     assert "-W depend=afternotok:7.vm" in said and "-l walltime=00:15:00" in said

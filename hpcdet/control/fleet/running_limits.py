@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,11 +35,13 @@ class Room:
         tasks: of this experiment.
         of_jobs: of each of its jobs that live.
         why: the limit, for people.
+        behind: jobs of others that have to end before any of them begins.
     """
 
     tasks: int
     of_jobs: Mapping[str, int]
     why: str
+    behind: Sequence[str] = ()
 
 
 def room(holder: Holder, seen: FleetView, wanted: int) -> Room | None:
@@ -67,17 +69,18 @@ def room(holder: Holder, seen: FleetView, wanted: int) -> Room | None:
         root=str(holder.paths.root),
         project=project,
         partition=partition[0] if partition else "",
-        wants=0 if holder.decided.jobs.halted else min(wanted, most),
+        wants=running.total() if holder.decided.jobs.halted else min(wanted, most),
         jobs=sorted({*running, *waiting, *(submitted & there)}),
         seen=time.time(),
     )
-    tasks, holder.pace.stranded = running_shares.agree(_file(site), mine, bounds, queue)
+    agreed = running_shares.agree(_file(site), mine, bounds, queue)
+    tasks, holder.pace.stranded = agreed.may, agreed.stranded
     of_jobs = running_shares.split(tasks, running, waiting)
     kept = [job for job in waiting if not of_jobs[job] and not running[job]]
     holder.pace.kept = dict.fromkeys(kept, why)
     if tasks > len(live):
         holder.pace.full_since = ""
-    return Room(tasks, of_jobs, why)
+    return Room(tasks, of_jobs, why, agreed.behind)
 
 
 def tell(holder: Holder, tasks: int, why: str) -> None:
@@ -89,20 +92,27 @@ def tell(holder: Holder, tasks: int, why: str) -> None:
     holder.lease.waits = [*holder.lease.waits, told]
 
 
-def leave(holder: Holder) -> None:
+def leave(holder: Holder, seen: FleetView) -> None:
     """Give back what this experiment may run, as it wants to run nothing.
 
     Where that fails the share is free when the experiment is closed, or a day later.
     """
     if words(holder):
-        _give_back(holder)
+        _give_back(holder, {place.job for place in seen.live if place.job})
 
 
-def _give_back(holder: Holder) -> None:
+def _give_back(holder: Holder, ending: Collection[str] = ()) -> None:
     holder.pace.kept, holder.pace.full_since, holder.pace.stranded = {}, "", []
+    partition = queue_limits.partition_limit(holder.resolved, holder.hands.site)
+    mine = RunningShare(
+        root=str(holder.paths.root),
+        project=_project(holder),
+        partition=partition[0] if partition else "",
+        jobs=sorted(ending),
+        seen=time.time(),
+    )
     try:
-        where = _file(holder.hands.site)
-        holder.pace.stranded = running_shares.leave(where, holder.paths.root)
+        holder.pace.stranded = running_shares.leave(_file(holder.hands.site), mine)
     except Unavailable as error:
         holder.actions.append(f"{error.where}: {error.what}")
 

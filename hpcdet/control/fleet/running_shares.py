@@ -2,7 +2,8 @@
 
 Each experiment with work has a line in it: how many tasks it wants to run, how many may, and its
 jobs. What the limit leaves beside other jobs is dealt out one by one, the oldest experiment first;
-nobody gets a share before those who hold more than theirs have given it back.
+nobody gets a share before those who hold more than theirs have given it back. Jobs of an experiment
+that wants nothing any more are about to end: others may be submitted to begin after them.
 """
 
 from __future__ import annotations
@@ -83,31 +84,51 @@ class Bound:
         return self.project in (None, share.project) and self.partition in (None, share.partition)
 
     def room(
-        self, mine: RunningShare, shares: Sequence[RunningShare], queue: Occupancy | None
+        self,
+        mine: RunningShare,
+        shares: Sequence[RunningShare],
+        queue: Occupancy | None,
+        ending: Collection[RunningShare] = (),
     ) -> int:
-        """Return how many tasks of ``mine`` may run, one of ``shares``."""
+        """Return how many tasks of ``mine`` may run, one of ``shares``.
+
+        Args:
+            ending: those whose jobs will have ended by then.
+        """
         if not self.counts(mine):
             return mine.wants
         those = [share for share in shares if self.counts(share)]
         known = {job for share in those for job in share.jobs}
         left = self.most - sum(count for job, count in self.running.items() if job not in known)
-        others = (share.holds(queue, self.running) for share in those if share is not mine)
+        stay = (share for share in those if share is not mine and share not in ending)
+        others = (share.holds(queue, self.running) for share in stay)
         fair = _dealt(left, {share.root: share.wants for share in those})[mine.root]
         return max(0, min(fair, left - sum(others)))
 
 
+@dataclass(frozen=True)
+class Agreed:
+    """What the experiments of a user have agreed upon.
+
+    Attributes:
+        may: tasks of this one that may run.
+        behind: jobs that have to end before any of them begins.
+        stranded: folders of experiments that could go on and have no job that would see to it.
+    """
+
+    may: int
+    behind: Sequence[str]
+    stranded: Sequence[Path]
+
+
 def agree(
     path: Path, mine: RunningShare, bounds: Sequence[Bound], queue: Occupancy | None
-) -> tuple[int, list[Path]]:
+) -> Agreed:
     """Write this experiment's share.
 
     Args:
         mine: with what it wants; its ``may`` is not looked at.
         queue: jobs of this user; None: they cannot be asked for.
-
-    Returns:
-        How many of its tasks may run, and the folders of experiments that could go on and have no
-        job that would see to it.
 
     Raises:
         Unavailable: the file cannot be read or written, or another process keeps it locked.
@@ -116,20 +137,35 @@ def agree(
         shares = list(_others(path, mine, queue))
         before = next((at for at, one in enumerate(shares) if one.root == mine.root), len(shares))
         shares[before : before + 1] = [mine]
-        may = min(bound.room(mine, shares, queue) for bound in bounds)
+        may, behind = _room(mine, shares, bounds, queue)
         mine = dataclasses.replace(mine, may=may)
         shares[before] = mine
         _write(path, shares)
     idle = [share for share in shares if share is not mine and not share.lives(queue)]
-    return may, [
-        Path(share.root)
-        for share in idle
-        if share.wants and all(bound.room(share, shares, queue) for bound in bounds)
-    ]
+    able = (one for one in idle if one.wants and _room(one, shares, bounds, queue)[0])
+    return Agreed(may, behind, [Path(share.root) for share in able])
 
 
-def leave(path: Path, root: Path) -> list[Path]:
+def _room(
+    mine: RunningShare,
+    shares: Sequence[RunningShare],
+    bounds: Sequence[Bound],
+    queue: Occupancy | None,
+) -> tuple[int, list[str]]:
+    """Return how many tasks may run, and the jobs that have to end before any of them begins."""
+    now = min(bound.room(mine, shares, queue) for bound in bounds)
+    if now or queue is None or any(job in queue.running for job in mine.jobs):
+        return now, []  # who has a job that runs gets the rest later
+    ending = [share for share in shares if share is not mine and not share.wants]
+    behind = [job for share in ending for job in share.jobs if job in queue.running]
+    return min(bound.room(mine, shares, queue, ending) for bound in bounds), behind
+
+
+def leave(path: Path, mine: RunningShare) -> list[Path]:
     """Give this experiment's share back; returns the others without jobs that want to run some.
+
+    Args:
+        mine: wants nothing; its jobs, if there are any, are about to end.
 
     Raises:
         Unavailable: as ``agree``.
@@ -138,21 +174,26 @@ def leave(path: Path, root: Path) -> list[Path]:
         return []
     with _locked(path):
         shares = _read(path)
-        others = [share for share in shares if share.root != str(root)]
-        if len(others) < len(shares):
-            _write(path, others)
+        others = [share for share in shares if share.root != mine.root]
+        if mine.jobs or len(others) < len(shares):
+            _write(path, [*others, mine] if mine.jobs else others)
     return [Path(share.root) for share in others if share.wants and not share.jobs]
 
 
 def _others(path: Path, mine: RunningShare, queue: Occupancy | None) -> Iterator[RunningShare]:
-    """Yield the shares of open experiments, this one's former one among them."""
+    """Yield the shares of open experiments, this one's former one among them.
+
+    Those that are closed take part while jobs of theirs are left.
+    """
     for share in _read(path):
         paths = ExperimentPaths(Path(share.root))
         fresh = share.seen > mine.seen - _OLD_S or (queue is not None and share.lives(queue))
         # one that cannot be reached is none of this user's; its jobs count all the same
-        there = os.path.exists(paths.config) and not os.path.exists(paths.closed)
-        if share.root == mine.root or (fresh and there):
+        there = os.path.exists(paths.config)
+        if share.root == mine.root or (fresh and there and not os.path.exists(paths.closed)):
             yield share
+        elif fresh and there and share.lives(queue):
+            yield dataclasses.replace(share, wants=0, may=0)
 
 
 def _dealt(left: int, wants: Mapping[str, int]) -> dict[str, int]:

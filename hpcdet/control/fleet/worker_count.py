@@ -267,7 +267,7 @@ def _intend(holder: Holder, live: int, missing: int, room: Room | None) -> Inten
         after=[] if any(holder.paths.workers()) else holder.decided.user.after,
         host=_host(holder.hands.scheduler),
         spares=width - workers,
-        behind=resized_workers.unfollowed(holder),
+        behind=[*resized_workers.unfollowed(holder), *(room.behind if room else ())],
     )
     holder.record("intent", number=number, tasks=width, tag=intent.tag, exclude=intent.exclude)
     holder.fence()

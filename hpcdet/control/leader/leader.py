@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,7 @@ class SchedulerPace:
     took: set[int] = field(default_factory=set)
     kept: dict[str, str] = field(default_factory=dict)
     full_since: str = ""
-    stranded: list[Path] = field(default_factory=list)
+    stranded: Sequence[Path] = ()
     woke: dict[Path, float] = field(default_factory=dict)
 
 

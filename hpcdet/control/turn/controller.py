@@ -135,7 +135,7 @@ def _turn(holder: Holder, calm: bool) -> Turn:
     experiment_state.record(holder, *state)
     wanted = worker_demand.provide(holder, fleet, standings, demand)
     if not wanted:
-        running_limits.leave(holder)
+        running_limits.leave(holder, fleet)
     dependencies.tend(holder, fleet)
     stuck_jobs.mend(holder, fleet)
     pack_ended(holder)
@@ -163,7 +163,7 @@ def _close(holder: Holder, fleet: FleetView) -> bool:
     """Close the experiment; False if a command came meanwhile, so that it is still open."""
     if not experiment_state.close(holder, fleet):
         return False
-    running_limits.leave(holder)
+    running_limits.leave(holder, fleet)
     _wake(holder, [*dependencies.followers(holder.paths), *_stranded(holder)])
     experiment_state.sweep(holder)
     return True

@@ -56,7 +56,7 @@ class ScriptRequest:
         exclude: hosts to avoid.
         held: it waits until it is released.
         after: jobs that must have ended well.
-        behind: a job that must have ended.
+        behind: jobs that must have ended, by colons.
         watches: the job after whose end (``after_end``) it starts; a small job that only looks
             after the experiment. "": a worker.
         signal_lead_s: the warning before the end.
@@ -93,3 +93,10 @@ class ScriptRequest:
     pool: str | None = None
     user: UserOptions = NO_OPTIONS
     required: NodeRequest | None = None
+
+    @property
+    def dependency(self) -> str | None:
+        """The ends that a worker's job waits for, as Slurm and PBS write them; None: for none."""
+        ends = [":".join(["afterok", *self.after])] if self.after else []
+        ends += [f"afterany:{self.behind}"] if self.behind else []
+        return ",".join(ends) or None

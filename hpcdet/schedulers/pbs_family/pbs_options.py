@@ -174,9 +174,7 @@ def _depend(request: ScriptRequest) -> str | None:
         array = pbs_ids.is_array(request.watches)
         word = "afterany" if array or request.after_end == "any" else "afternotok"
         return f"{word}:{request.watches}"
-    if request.behind:
-        return f"afterany:{request.behind}"
-    return ":".join(["afterok", *request.after]) if request.after else None
+    return request.dependency
 
 
 def duration(seconds: float) -> str:

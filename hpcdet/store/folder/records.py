@@ -234,7 +234,8 @@ class Intent(JsonRecord):
         host: where it was intended; a scheduler of one machine knows only its own jobs.
         spares: how many of the tasks are there to replace others that end.
         behind: tasks that have to end, in whatever way, before its own start: those of workers
-            that left for more nodes, which these are to have, too.
+            that left for more nodes, which these are to have, too, and jobs of other experiments
+            that still use up a limit of the site.
         watches: of a sentinel: the job after whose end it runs.
     """
 

@@ -163,8 +163,7 @@ def _waiting(request: ScriptRequest) -> dict[str, Value]:
     """Options that keep a job in the queue; templates print them among the others."""
     if request.after and "dependency" in parse(request.user):
         raise _refuse("--dependency is there already; --after sets it, too", request.user)
-    after = ":".join(["afterok", *request.after]) if request.after else None
-    after = f"afterany:{request.behind}" if request.behind else after
+    after = request.dependency
     return {"hold": request.held, "dependency": after, "nice": _nice(request.priority)}
 
 
