@@ -236,7 +236,7 @@ def test_who_takes_the_place_of_smaller_jobs_waits_for_their_end() -> None:
     single = {"dependency": "singleton"}
     for given, directive, both in (
         (["--dependency=afterok:7"], {}, "afterany:812_0:812_3,afterok:7"),
-        (["--dependency", "afterok:7?afterok:8"], {}, "afterany:812_0:812_3"),
+        (["--dependency", "afterok:7?afterok:8"], {}, "afterok:7?afterok:8"),
         ([], single, "afterany:812_0:812_3,singleton"),
         (["--dependency=afterok:7"], single, "afterany:812_0:812_3,afterok:7"),
     ):

@@ -168,11 +168,12 @@ def _waiting(request: ScriptRequest) -> dict[str, Value]:
 
 
 def _both(behind: Value, given: Value) -> Value:
-    """Return a dependency that demands ours and the site's or the user's, which has held before."""
-    # one of several that "?" joins cannot be demanded beside another dependency
-    if given in (None, behind) or "?" in str(given):
+    """Return a dependency that demands ours and the site's or the user's."""
+    if given in (None, behind):
         return behind
-    return f"{behind},{given}"
+    # one of several that "?" joins cannot be demanded beside another dependency; without ours a job
+    # may begin too early, without theirs on what is not there
+    return given if "?" in str(given) else f"{behind},{given}"
 
 
 def _nice(priority: int | None) -> int | None:
