@@ -59,8 +59,9 @@ class GovernedDigits(pytorch.PyTorchTrial):
         self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=rate))
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
+        names = self.context.get_data_config().get("sources", SOURCES)
         return pytorch.DataLoader(
-            pytorch.Sourced({name: source(name) for name in SOURCES}),
+            pytorch.Sourced({name: source(name) for name in names}),
             batch_size=self.context.get_per_slot_batch_size(),
             shuffle=True,
         )

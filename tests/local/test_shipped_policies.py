@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from hpcdet import checkpoint
+from hpcdet.read.views import views
 from hpcdet.store.folder.layout import ExperimentPaths
+from tests import TOP
 from tests import experiments as x
 from tests.commands import Cli, cli  # noqa: F401
+from tests.governed_nodes import GovernedNodes
 
 MODEL = '''\
 """A trunk, a lane and a head; ``Sourced`` names the sources as shipped policies do."""
@@ -97,6 +103,47 @@ def changed(paths: ExperimentPaths, begin: Path) -> set[str]:
     first = torch.load(begin, weights_only=True)
     last = checkpoint.load(paths.trial(1).checkpoint(6, 1)).shared["models"][0]
     return {name.partition(".")[0] for name in first if not torch.equal(first[name], last[name])}
+
+
+def test_the_example_under_a_shipped_policy_trains(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
+    folder = Path(shutil.copytree(TOP / "examples" / "governed", tmp_path / "governed"))
+    for one in (folder, *folder.rglob("*")):
+        one.chmod(0o700 if one.is_dir() else 0o600)
+    done = cli("submit", folder / "head_only.yaml", "--site", "local", "--no-test", "-o", "id")
+    paths = ExperimentPaths(cli.root / done.out.strip())
+    assert x.run_to_end(paths).state == "COMPLETED", x.story(paths)
+    [item] = cli("policy", "report", paths.id, "-o", "json").items
+    assert (item["violations"], item["unverified"]) == (0, "")
+
+
+def test_the_enclave_trains_where_it_is_enforced(
+    cli: Cli,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = GovernedNodes(tmp_path)
+    governance = {**nodes.site(), "capabilities": {"enclave": {}}}
+    site = tmp_path / "here.yaml"
+    limits = {"poll_min_s": 0.2}
+    site.write_text(
+        yaml.safe_dump({"extends": "local", "limits": limits, "governance": governance})
+    )
+    monkeypatch.setenv("HPCDET_SITE", str(site))
+    folder, begin = tmp_path / "model", tmp_path / "begin"
+    folder.mkdir(mode=0o700)
+    (folder / "model_def.py").write_text(MODEL)
+    config = folder / "config.yaml"
+    text = CONFIG.format(policy="enclave", only="restricted", laned="false", begin=begin)
+    config.write_text(text)
+    nodes.attest(socket.gethostname())
+    told = cli("submit", config, "--no-test", "-o", "id")
+    paths = ExperimentPaths(cli.root / told.out.strip())
+    x.until(lambda: views.status(paths).state == "PAUSED", lambda: x.story(paths))
+    assert "does not attest enclave" in views.status(paths).why and not begin.exists()
+    nodes.attest(socket.gethostname(), capability="enclave")
+    cli("resume", paths.id)
+    assert x.run_to_end(paths).state == "COMPLETED", x.story(paths)
+    assert changed(paths, begin) == {"head"}
 
 
 @pytest.mark.parametrize(
