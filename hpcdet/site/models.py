@@ -85,7 +85,8 @@ class SiteCapabilities(Model):
         default=None, description="the scheduler tells of ended jobs; null: ask the scheduler"
     )
     query_from_compute: bool | None = Field(
-        default=None, description="the scheduler answers inside a job; null: ask the scheduler"
+        default=None,
+        description="the scheduler answers inside a job; false: jobs ask nothing; null: they try",
     )
     preempt_as_cancelled: bool = Field(
         default=False,

@@ -23,6 +23,7 @@ from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.calls import polling
 from hpcdet.schedulers.calls.polling import QueryAnswer, SharedQuery
+from hpcdet.schedulers.common import questions
 from hpcdet.schedulers.common.base import Job, Submission, SubmissionRefused, Task, TaskState, Usage
 from hpcdet.schedulers.common.request import UserOptions
 from hpcdet.schedulers.opening import open_scheduler
@@ -376,6 +377,30 @@ def test_no_task_is_given_up_before_accounting_was_asked_about_its_end(clock: Cl
     while (said := states(60))[2] is not TaskState.GONE:
         assert said[2] in (RUNNING, ENDING)
     assert {states(60)[2] for _ in range(30)} == {TaskState.GONE}
+
+
+def test_where_jobs_get_no_answers_those_of_others_are_used_while_they_are_good(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def ask(_: frozenset[str]) -> str:
+        asked.append(clock.now)
+        return "said"
+
+    query, jobs = SharedQuery("q", 60, ask, clock), frozenset({"1"})
+    monkeypatch.setenv(questions.VARIABLE, "1")
+    with pytest.raises(Unavailable, match="no questions inside jobs"):
+        query.get(jobs)
+    monkeypatch.delenv(questions.VARIABLE)
+    assert query.get(jobs).text == "said"  # somebody on a login node
+    monkeypatch.setenv(questions.VARIABLE, "1")
+    clock.now += 59
+    assert query.get(jobs).text == "said"
+    clock.now += 2
+    with pytest.raises(Unavailable, match="no questions inside jobs"):
+        query.get(jobs)
+    assert len(asked) == 1
 
 
 def test_what_runs_of_a_user_and_of_a_project_is_counted(

@@ -88,15 +88,40 @@ def test_jobs_may_not_come_back_and_nothing_is_accounted(lab_b: Lab) -> None:
     assert {job["Restarts"] for job in run.tasks()} == {"0"}
 
 
-def test_nodes_have_no_scontrol(lab_b: Lab) -> None:
-    """Neither the end of a job can be asked there, nor its requeue."""
-    bin = lab_b.folder / "bin"
+def programs(lab: Lab, *without: str) -> Path:
+    """A folder of all programs of the cluster but some."""
+    bin = lab.folder / "bin"
     bin.mkdir()
-    for folder in reversed(lab_b.cluster.environment()["PATH"].split(":")):
+    for folder in reversed(lab.cluster.environment()["PATH"].split(":")):
         for program in Path(folder).iterdir() if Path(folder).is_dir() else ():
-            if program.name != "scontrol":
+            if program.name not in without:
                 (bin / program.name).unlink(missing_ok=True)
                 (bin / program.name).symlink_to(program)
+    return bin
+
+
+def test_nodes_get_no_answers(lab_b: Lab) -> None:
+    """Commands that ask would hang there; jobs know it by the site file, and call none."""
+    asking = ("squeue", "sacct", "sinfo")
+    bin, called = programs(lab_b, *asking), lab_b.folder / "called"
+    for name in asking:
+        (bin / name).write_text(f'#!/bin/sh\necho "$0 $*" >> {called}\nsleep 600\n')
+        (bin / name).chmod(0o700)
+    site = write_site(
+        lab_b.folder,
+        lab_b.cluster,
+        python=lab_b.fake,
+        env={"PATH": str(bin)},
+        capabilities={"query_from_compute": False},
+    )
+    run = submit(lab_b, site)
+    survives(run)
+    assert not called.exists(), called.read_text()
+
+
+def test_nodes_have_no_scontrol(lab_b: Lab) -> None:
+    """Neither the end of a job can be asked there, nor its requeue."""
+    bin = programs(lab_b, "scontrol")
     assert shutil.which("scontrol", path=str(bin)) is None and shutil.which("sbatch", path=str(bin))
     site = write_site(lab_b.folder, lab_b.cluster, python=lab_b.fake, env={"PATH": str(bin)})
     run = submit(lab_b, site)

@@ -10,7 +10,7 @@ from hpcdet.site import Site
 
 OF_SOME = frozenset({
     "capabilities.rerun", "capabilities.arrays", "capabilities.history",
-    "capabilities.query_from_compute", "chunk", "place", "partitions.*.chunk",
+    "chunk", "place", "partitions.*.chunk",
 })  # fmt: skip
 """Keys that only some schedulers have a use for; their backends name those that they read."""
 _PARTITION = re.compile(r"^partitions\.[^.]+")

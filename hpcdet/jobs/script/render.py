@@ -23,6 +23,7 @@ from hpcdet import shipped
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.script import environment, interpreters, requirements, succession
 from hpcdet.schedulers import opening
+from hpcdet.schedulers.common import questions
 from hpcdet.schedulers.common.request import NodeRequest, ScriptRequest, UserOptions
 from hpcdet.site import PartitionView, Site
 from hpcdet.site.models import Directives
@@ -252,6 +253,7 @@ def variables(
     # before the experiment exists (`submit --dry-run`) there is nothing to wait for
     digest = resolved_config.digest(paths.config) if paths.config.exists() else ""
     place = [str(paths.root), "--submission", str(intent.number)]
+    silent = site.capabilities.query_from_compute is False
     return {
         **_size(experiment, asked.user),
         "experiment": {"id": paths.id, "root": str(paths.root), "closed": str(paths.closed)},
@@ -272,6 +274,7 @@ def variables(
         "setup": list(asked.view.setup),
         "env": {
             **environ,
+            **({questions.VARIABLE: "1"} if silent else {}),
             **asked.view.env,
             **experiment.environment.environment_variables,
         },

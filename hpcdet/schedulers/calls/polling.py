@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import Unavailable
+from hpcdet.schedulers.common import questions
 from hpcdet.store.folder import private_folders
 from hpcdet.store.fs import files
 
@@ -114,7 +115,8 @@ class SharedQuery:
 
         ``QueryAnswer.wanted`` tells whether it was asked with all of ``wanted`` in mind.
 
-        Where the folder is full, this process goes on with an answer of its own.
+        Where the folder is full, this process goes on with an answer of its own. Where it may not
+        ask, it takes what others have been told as long as that is good.
 
         Raises:
             Unavailable: the scheduler does not answer, or lately did not.
@@ -122,6 +124,8 @@ class SharedQuery:
         folder = cache_folder()
         path = folder / f"{self.name}.json"
         answer = self._read(path)
+        if not questions.answered() and not self._good(answer, wanted):
+            raise Unavailable(questions.WHY, where=self.name)
         if not self._good(answer, wanted):
             # without any answer yet there is nothing to go on with; with one, an old one will do
             wait_s = _FIRST_S if answer is None else 0

@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hpcdet.schedulers.common import questions
+
 _ANSWER_S = 60
 
 
@@ -57,11 +59,13 @@ def by_script(environ: Mapping[str, str]) -> Allocation:
 
 
 def ask(*command: str, **environ: str) -> str | None:
-    """Return what a command of the scheduler prints; None if it fails or gives no answer.
+    """Return what a command of the scheduler prints; None if it fails or none is answered here.
 
     Args:
         environ: variables that it gets on top of this process's.
     """
+    if not questions.answered():
+        return None
     try:
         done = subprocess.run(
             command,

@@ -1,0 +1,18 @@
+"""Whether the scheduler may be asked questions: not in jobs of a site where it answers none there.
+
+Scripts tell the processes of their job by a variable (``capabilities.query_from_compute: false`` of
+a site file). A question that nobody answers would take its whole limit of time, and what became of
+it would be the answer for all processes of the user.
+"""
+
+from __future__ import annotations
+
+import os
+
+VARIABLE = "HPCDET_NO_QUERIES"
+WHY = "the scheduler answers no questions inside jobs here (capabilities.query_from_compute)"
+
+
+def answered() -> bool:
+    """True unless this process is in a job whose site says that none is answered."""
+    return not os.environ.get(VARIABLE)
