@@ -380,7 +380,7 @@ def test_no_task_is_given_up_before_accounting_was_asked_about_its_end(clock: Cl
 
 
 def test_where_jobs_get_no_answers_those_of_others_are_used_while_they_are_good(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[float] = []
 

@@ -1,4 +1,4 @@
-"""Whether the scheduler may be asked questions: not in jobs of a site where it answers none there.
+"""The ban on questions to the scheduler in jobs of a site where it answers none.
 
 Scripts tell the processes of their job by a variable (``capabilities.query_from_compute: false`` of
 a site file). A question that nobody answers would take its whole limit of time, and what became of
