@@ -108,7 +108,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What the experiments of a user have agreed upon.
+    """Agreement of a user's experiments.
 
     Attributes:
         may: tasks of this one that may run.
