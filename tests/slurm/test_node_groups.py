@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from hpcdet.store.folder.records import Claim, WorkerClaim, WorkerEnd
+from hpcdet.store.fs import journal
 from tests import experiments
 from tests.experiments import until
-from tests.slurm_runs import Lab, Run, undisturbed
+from tests.slurm_runs import Lab, Run, config, undisturbed
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
@@ -84,3 +86,26 @@ def test_a_bad_node_closes_its_group_and_the_others_train_on(lab: Lab, tmp_path:
     assert ends.count(("launch_failed", bad)) == 2, run.story()
     assert ends.count(("completed", good)) == 3 and len(ends) == 5
     assert [run.digest(trial) for trial in (1, 2, 3)] == [undisturbed(200, t) for t in (1, 2, 3)]
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine")
+def test_mpirun_starts_ranks_on_the_nodes_of_each_group(lab: Lab) -> None:
+    """Two groups of two nodes; the worker is on the first one, and starts the others' as well."""
+    options = ["--allow-run-as-root", "--mca", "btl", "self,tcp"]
+    values = config(
+        hyperparameters={"learning_rate": {"type": "categorical", "vals": [0.01, 0.02]}},
+        searcher={"name": "grid", "max_trials": 2, "max_concurrent_trials": 2},
+        resources={"slots_per_trial": 4, "nodes": 2, "slots_per_node": 2, "memory_per_slot": None},
+        worker={"node_groups": 2},
+    )
+    run = lab.submit(values, site={"launcher": {"kind": "mpirun", "args": options}})
+    run.wait()
+    assert [run.reasons(trial) for trial in (1, 2)] == [["completed"]] * 2, run.story()
+    (worker,) = run.paths.workers()
+    claim = WorkerClaim.read(worker.claim)
+    assert claim is not None
+    assert [nodes(run, 1)[0], nodes(run, 2)[0]] == [claim.nodes[:2], claim.nodes[2:]]
+    argv = [line["argv"] for line in journal.read(worker.journal) if line["kind"] == "launched"]
+    hosts = [words[words.index("-host") + 1] for words in argv]
+    groups = (claim.nodes[:2], claim.nodes[2:])
+    assert hosts == [",".join(f"{node}:2" for node in group) for group in groups]
