@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from hpcdet.site.models import Site
+from hpcdet.store.config.data_secrets import is_secret
 
 _NAMED = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 
@@ -26,16 +27,26 @@ def with_environment(site: Site) -> Site:
 
 
 def unset(site: Site) -> list[str]:
-    """Return a sentence for each value of ``env`` that names a variable which is not set here."""
+    """Return a sentence for each value of ``env`` that names a variable and stays as written.
+
+    It is not set here, or the name marks the value as a secret.
+    """
     parts = {f"partitions.{name}.env": part.env for name, part in site.partitions.items()}
-    return [
-        f"{place}.{name}: {found[0]} is not set here and stays as it is written; a value that only "
-        f"the node knows is set by setup: ['export {name}=\"{value}\"']"
+    found = [
+        (f"{place}.{name}", name, value, named[0])
         for place, values in {"env": site.env, **parts}.items()
         for name, value in values.items()
-        if (found := _NAMED.search(value))
+        if (named := _NAMED.search(value))
+    ]
+    return [
+        f"{where}: a secret would stand in every job script, so it stays as it is written; setup "
+        "reads it from a file of yours"
+        if is_secret(name)
+        else f"{where}: {variable} is not set here and stays as it is written; a value that only "
+        f"the node knows is set by setup: ['export {name}=\"{value}\"']"
+        for where, name, value, variable in found
     ]
 
 
 def _expanded(values: Mapping[str, str]) -> dict[str, str]:
-    return {name: expanded(value) for name, value in values.items()}
+    return {n: value if is_secret(n) else expanded(value) for n, value in values.items()}
