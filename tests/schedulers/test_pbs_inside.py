@@ -18,6 +18,7 @@ from hpcdet.launchers import pbsdsh
 from hpcdet.launchers.common import StepRequest
 from hpcdet.launchers.mpirun import LAUNCHER
 from hpcdet.schedulers.common.allocation import Allocation
+from hpcdet.schedulers.common.backend import RemoteDaemons
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.schedulers.pbs import pbs_facts, pbs_inside, remote_shell, server_survey
 from hpcdet.schedulers.pbs_family import pbs_queues
@@ -240,18 +241,11 @@ def test_the_server_says_whether_an_allocation_stands_and_returns(
     assert pbs_inside.stands(allocation) and not pbs_inside.returns(allocation)
 
 
-def test_mpirun_reaches_the_hosts_of_a_job_and_sends_its_ranks_what_they_need(
-    tmp_path: Path, fake_pbs: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environ = inside_of(tmp_path, fake_pbs)
-    monkeypatch.setenv("PBS_NODEFILE", environ["PBS_NODEFILE"])
-    daemons = pbs_inside.daemons("py", Allocation("12.vm", ("pb1", "pb2")))
-    assert daemons.arguments == ("-host", "pb1:2,pb2:2")
-    agent = daemons.environment["OMPI_MCA_plm_rsh_agent"]
-    assert agent == "py -Pm hpcdet.schedulers.pbs.remote_shell"
-    request = StepRequest(
+def step_request(folder: Path, environ: dict[str, str], daemons: RemoteDaemons) -> StepRequest:
+    """Two ranks on each of two hosts."""
+    return StepRequest(
         rank=("rank",),
-        environ={"A": "1", "PBS_JOBID": "12.vm", "BASH_FUNC_x%%": "() {}", "OMPI_MCA_btl": "tcp"},
+        environ=environ,
         nodes=2,
         ranks=4,
         ranks_per_node=2,
@@ -266,8 +260,21 @@ def test_mpirun_reaches_the_hosts_of_a_job_and_sends_its_ranks_what_they_need(
         command="",
         daemons=daemons,
         python="py",
-        folder=tmp_path,
+        folder=folder,
     )
+
+
+def test_mpirun_reaches_the_hosts_of_a_job_and_sends_its_ranks_what_they_need(
+    tmp_path: Path, fake_pbs: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = inside_of(tmp_path, fake_pbs)
+    monkeypatch.setenv("PBS_NODEFILE", environ["PBS_NODEFILE"])
+    daemons = pbs_inside.daemons("py", Allocation("12.vm", ("pb1", "pb2")))
+    assert daemons.arguments == ("-host", "pb1:2,pb2:2")
+    agent = daemons.environment["OMPI_MCA_plm_rsh_agent"]
+    assert agent == "py -Pm hpcdet.schedulers.pbs.remote_shell"
+    environ = {"A": "1", "PBS_JOBID": "12.vm", "BASH_FUNC_x%%": "() {}", "OMPI_MCA_btl": "tcp"}
+    request = step_request(tmp_path, environ, daemons)
     argv = LAUNCHER.step(request).argv
     assert [argv[i + 1] for i, word in enumerate(argv) if word == "-x"] == ["A"]
     group = pbs_inside.daemons("py", Allocation("12.vm", ("pb2",)))
@@ -287,24 +294,15 @@ def test_ranks_without_mpi_start_on_the_hosts_of_their_group(
     assert Path(environ["PBS_NODEFILE"]).read_text().split() == ["pb1", "pb1", "pb2", "pb2"]
     fake_pbs("pbsdsh", 'echo "$1 $2" >> "$0.said"; shift 3; exec "$@"')
     out = tmp_path / "ranks"
-    request = StepRequest(
+    given = {**os.environ, "PBS_NODEFILE": environ["PBS_NODEFILE"]}
+    group = pbs_inside.daemons("py", Allocation("12.vm", ("pb2",)))
+    request = replace(
+        step_request(tmp_path, given, group),
         rank=("sh", "-c", f'echo "$RANK of $WORLD_SIZE" >> {out}'),
-        environ={**os.environ, "PBS_NODEFILE": environ["PBS_NODEFILE"]},
         nodes=1,
         ranks=2,
-        ranks_per_node=2,
-        cpus_per_rank=1,
-        memory_per_node=None,
-        name="1-1",
-        lanes=1,
         hosts=("pb2",),
-        gpus=0,
-        mpi=False,
-        args=(),
-        command="",
-        daemons=pbs_inside.daemons("py", Allocation("12.vm", ("pb2",))),
         python=sys.executable,
-        folder=tmp_path,
     )
     plan = pbsdsh.LAUNCHER.step(request)
     for extra in plan.processes:
