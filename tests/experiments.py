@@ -167,6 +167,7 @@ class Plain:
     secrets: Mapping[str, Any]
     policy: PolicyText | None = None
     images: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     def resolved(self) -> dict[str, Any]:
         return dict(self.values)

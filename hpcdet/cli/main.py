@@ -16,7 +16,7 @@ import click
 
 import hpcdet
 from hpcdet.cli.frame.lazy_commands import LazyCommands
-from hpcdet.cli.frame.settings import global_options
+from hpcdet.cli.frame.settings import ARGV, global_options
 from hpcdet.cli.table_of_verbs import SECTIONS, VERBS
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable, refused
 from hpcdet.read.lookup.escapes import escaped
@@ -39,6 +39,10 @@ class _ReaderGone(Exception):
 
 class VerbGroup(click.Group):
     """The group of all verbs, by the sections of the table of verbs."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[ARGV] = ("hpcdet", *args)
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [verb.name for verb in VERBS.values() if not verb.hidden]

@@ -22,6 +22,8 @@ from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.read.lookup import find
 from hpcdet.read.views import views
+from hpcdet.site_files import load_site
+from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import WorkerClaim
 from hpcdet.store.fs import journal
@@ -426,3 +428,41 @@ def test_the_test_of_the_code_says_what_is_wrong_before_what_to_do(
         preflight.judge(wanted, 1, output)
     assert caught.value.what.endswith("fit(…): it is so")
     assert "do otherwise" in caught.value.hint and ("train.py" in caught.value.hint) == bool(frame)
+
+
+def test_an_experiment_records_its_command_and_where_each_value_comes_from(lab: Lab) -> None:
+    config = lab.config(data={"folder": "/data"})
+    template = lab.folder / "template.yaml"
+    template.write_text("description: of the template\n")
+    token = "ghp_" + "a" * 36
+    sets = ["searcher.max_trials=3", f"data.note={token}", "data.secrets.short=abc"]
+    more = ["environment.environment_variables={API_KEY: k3}", "data.url=https://me:pass@host/x"]
+    flags = ["--prepare", "--template", str(template), "--set=data.secrets.long=hunter2hunter2"]
+    flags += [word for value in (*sets, *more) for word in ("--set", value)]
+    paths = lab.submit(config, *flags, "--tag", "seen")
+    record = json.loads(paths.provenance.read_text())
+    hidden = "(not shown: its name says that it is a secret)"
+    assert record["argv"][:3] == ["hpcdet", "submit", str(config)]
+    assert record["argv"][record["argv"].index("--prepare") :] == [
+        *("--prepare", "--template", str(template), f"--set=data.secrets.long={hidden}"),
+        *("--set", "searcher.max_trials=3", "--set", hidden),
+        *("--set", f"data.secrets.short={hidden}"),
+        *("--set", f"environment.environment_variables={hidden}"),
+        *("--set", "data.url=https://host/x", "--tag", "seen"),
+    ]
+    assert record["cwd"] == str(Path.cwd())
+    origins = record["origins"]
+    line = config.read_text().splitlines().index("  max_concurrent_trials: 2") + 1
+    assert origins["searcher.max_concurrent_trials"] == f"{config}:{line}"
+    assert origins["searcher.max_trials"] == "--set searcher.max_trials"
+    assert origins["labels"] == "--set labels"
+    assert origins["description"] == f"{template}:1"
+    assert origins["searcher.max_length.batches"].startswith(f"{config}:")
+    assert origins["reproducibility.experiment_seed"] == "generated"
+    assert origins["max_restarts"] == "default"
+    assert origins["site"] == "derived"
+    left = {
+        key for key, _ in load_site.walk(resolved_config.load(paths.config).raw)
+    } - origins.keys()
+    assert not left
+    assert "hunter2" not in paths.provenance.read_text()

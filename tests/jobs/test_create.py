@@ -51,6 +51,7 @@ class Loaded:
     secrets: Mapping[str, Any] = field(default_factory=dict)
     policy: PolicyText | None = None
     images: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     def resolved(self) -> dict[str, Any]:
         return {"schema": 1, "name": "My Digits!", "entrypoint": "model_def:Trial"}

@@ -16,6 +16,7 @@ from hpcdet.read.experiment.gather import gather
 from hpcdet.read.report import curves, scale, timeline_chart
 from hpcdet.read.views import timeline
 from hpcdet.read.views.spans import epoch, spans, totals
+from hpcdet.store.fs import files
 from tests.builders import EPOCH, Builder, sweep
 
 NOW = EPOCH.timestamp() + 1000
@@ -274,3 +275,13 @@ def test_what_was_decided_of_trials_is_said_with_its_reason(tmp_path: Path) -> N
     first = f"pause: rung 1 of 3: rank 2 of 2{late}"
     assert decided == {1: first, 2: "an heir of trial 1", heard: "stop: rung 1 of 3"}
     assert "pause: rung 1 of 3: rank 2 of 2" in Text(render(built)).text
+
+
+def test_the_command_stands_before_what_else_is_known_of_the_origin(tmp_path: Path) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    known = {f"a{number:03d}": 1 for number in range(99)}
+    record = {**known, "argv": ["hpcdet", "submit", "a b.yaml"], "origins": {"name": "FILE:7"}}
+    built.paths.provenance.write_bytes(files.canonical(record))
+    page = Text(render(built)).text
+    assert "What Value command hpcdet submit 'a b.yaml' a000 1" in page
+    assert "FILE:7" not in page

@@ -17,6 +17,9 @@ from hpcdet.read.lookup.escapes import escaped
 if TYPE_CHECKING:
     from hpcdet.site import Site
 
+ARGV = "hpcdet.argv"
+"""The words of the command line, in the metadata of a command's context."""
+
 
 @dataclass
 class Settings:

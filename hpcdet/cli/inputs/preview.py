@@ -17,7 +17,7 @@ from hpcdet.cli.inputs.load_request import SubmitRequest
 from hpcdet.cli.inputs.waiting import Waiting
 from hpcdet.control.fleet import capacity
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs.create import create
+from hpcdet.jobs.create import create, provenance
 from hpcdet.jobs.script import lanes, submission
 from hpcdet.jobs.script.render import render
 from hpcdet.read.views.items import text as shown
@@ -155,19 +155,9 @@ def _item(wanted: SubmitRequest, waiting: Waiting, ask: bool) -> PreviewView:
 def origins(wanted: SubmitRequest) -> list[KeyView]:
     """Return every leaf of the resolved config."""
     return [
-        KeyView(key, value, origin_of(wanted.loaded.origins, key))
+        KeyView(key, value, provenance.origin_of(key, wanted.loaded.origins))
         for key, value in load_site.walk(wanted.loaded.resolved())
     ]
-
-
-def origin_of(known: Any, key: str) -> str:
-    """Return the origin of a value: its own or that of the nearest key above it."""
-    parts = key.split(".")
-    for length in range(len(parts), 0, -1):
-        origin = known.get(".".join(parts[:length]))
-        if origin:
-            return str(origin)
-    return "default"
 
 
 def _verdict(wanted: SubmitRequest, intent: Intent, content: str) -> str:

@@ -13,7 +13,7 @@ import click
 
 from hpcdet.cli.frame.ids import called
 from hpcdet.cli.frame.output import Column, Output, output
-from hpcdet.cli.frame.settings import Settings, settings
+from hpcdet.cli.frame.settings import ARGV, Settings, settings
 from hpcdet.cli.inputs import preview
 from hpcdet.cli.inputs.load_request import SubmitRequest, config_argument, request, setting_options
 from hpcdet.cli.inputs.waiting import Waiting
@@ -182,6 +182,7 @@ def submit_command(
         include=wanted.include,
         past=wanted.history,
         begin=wanted.origin,
+        argv=click.get_current_context().meta[ARGV],
     )
     waiting.ask(paths)
     with CommandCrank(paths, "submit", hold=asked.prepare) as crank:

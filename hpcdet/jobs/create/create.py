@@ -42,6 +42,10 @@ class CheckedConfig(Protocol):
     """A checked config, as ``hpcdet.config.load`` returns it."""
 
     @property
+    def origins(self) -> Mapping[str, str]:
+        """Where values come from, by dotted key."""
+
+    @property
     def secrets(self) -> Mapping[str, Any]:
         """Literal ``data.secrets``, which stand in no other place."""
 
@@ -74,6 +78,7 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
     whole: bool = False,
     past: History | None = None,
     begin: Donation | None = None,
+    argv: Sequence[str] = (),
 ) -> ExperimentPaths:
     """Make the folder of a new experiment and everything in it that never changes.
 
@@ -89,6 +94,7 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
         whole: all of it in one folder, whatever the site has: it is about to be removed again.
         past: what former experiments have shown (``past.collect``).
         begin: the checkpoint that all trials begin from (``origin.look``).
+        argv: the words of the command that asks for it.
 
     Raises:
         ConfigError: the code is refused (``snapshot.scan``), or the folder is one that others
@@ -122,7 +128,7 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
         if loaded.policy is not None:
             files.write_once(paths.policy, loaded.policy.text.encode())
             files.write_once(paths.compiled_policy, loaded.policy.compiled.to_json().encode())
-        more: dict[str, Any] = {}
+        more = provenance.submission(argv, literal, resolved, loaded.origins)
         if loaded.policy is not None:
             more["policy"] = _record(loaded.policy.compiled)
         if loaded.images:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import ConfigError
+from hpcdet.store.config.data_secrets import HIDDEN, is_secret
 
 NAMES = (
     ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "*.keystore", "id_rsa", "id_dsa",
@@ -32,6 +33,9 @@ _FINDABLE = 8
 _LAYOUT = b" \t\r\n\\\"'#"
 """What indentation, folding, quotes, escapes and comments put between the characters of a text."""
 URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
+_ASSIGNMENT = re.compile(r"((?:--set=)?\s*(?:data|environment)\b[\w.-]*\s*=)(.*)", re.DOTALL)
+"""A word that sets values where secrets may stand: ``data``, ``environment``, or below one."""
+_SECTIONS = {"secrets", "registry_auth"}
 
 
 def found(data: bytes) -> str:
@@ -102,3 +106,24 @@ def _texts(value: Any) -> Iterator[str]:
 def without_login(url: str) -> str:
     """A URL without user and password."""
     return URL_LOGIN.sub("", url)
+
+
+def shown(argv: Sequence[str], literal: Mapping[str, Any]) -> list[str]:
+    """Return the words of a command for a record, ``HIDDEN`` in the place of each likely secret.
+
+    A value is one by its key, by its contents, or as one of the literal ``data.secrets``.
+    """
+    return [_shown(word, literal) for word in argv]
+
+
+def _shown(word: str, literal: Mapping[str, Any]) -> str:
+    if assignment := _ASSIGNMENT.fullmatch(word):
+        names = re.findall(r"[\w-]+", word)
+        if not _SECTIONS.isdisjoint(names) or any(map(is_secret, names)):
+            return assignment[1] + HIDDEN
+    data = word.encode(errors="surrogateescape")
+    plain = data.translate(None, _LAYOUT)
+    texts = (text for value in literal.values() for text in _texts(value))
+    if found(data) or any(form in plain for text in texts for form in _forms(text)):
+        return HIDDEN
+    return without_login(word)

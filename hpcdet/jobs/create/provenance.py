@@ -16,9 +16,12 @@ import hpcdet
 from hpcdet.jobs.create import likely_secrets, repository
 from hpcdet.jobs.create.repository import Repository
 from hpcdet.jobs.script import environment
+from hpcdet.site_files import load_site
 from hpcdet.store.fs import files
 
 MAX_DIFF = 1024**2
+DERIVED = "derived"
+"""The origin of a value that stands in no config and is no default."""
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all")
 
 
@@ -37,7 +40,7 @@ def collect(
         templates: folders where the scripts of all its jobs come from.
         include: what is in the snapshot besides the model folder.
         private: paths of the snapshot of which no difference is recorded.
-        more: the records of its policy and of its images, if it has any.
+        more: what else there is to record: of its submission, its policy, its images.
     """
     return {
         "schema": 1,
@@ -58,6 +61,30 @@ def collect(
         "git": git(model_dir, code, private),
         **(more or {}),
     }
+
+
+def submission(
+    argv: Sequence[str],
+    literal: Mapping[str, Any],
+    resolved: Mapping[str, Any],
+    origins: Mapping[str, str],
+) -> dict[str, Any]:
+    """The command of a submission, its folder, and where every value of the config comes from.
+
+    Args:
+        argv: words of the command; none of a submission by other means.
+        literal: ``data.secrets``, which no record holds.
+        origins: of ``LoadedConfig``.
+    """
+    command = {"argv": likely_secrets.shown(argv, literal), "cwd": os.getcwd()} if argv else {}
+    found = {key: origin_of(key, origins) for key, _ in load_site.walk(resolved)}
+    return {**command, "origins": found}
+
+
+def origin_of(key: str, origins: Mapping[str, str]) -> str:
+    """Return the origin of a value: its own or that of the nearest key above it."""
+    places = (key.rsplit(".", depth)[0] for depth in range(key.count(".") + 1))
+    return next((origins[place] for place in places if place in origins), DERIVED)
 
 
 def packages() -> dict[str, str]:

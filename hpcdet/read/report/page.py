@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -250,9 +251,16 @@ def _failures(gathered: Gathered, attempts: Sequence[AttemptView]) -> Iterator[F
 
 def _provenance(value: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return short facts on the experiment's provenance; long ones stay in the file."""
-    flat = _flat(dict(value))
-    return [
-        (name, str(item))
-        for name, item in sorted(flat.items())
-        if isinstance(item, str | int | float) and len(str(item)) <= 200 and "\n" not in str(item)
-    ][:60]
+    command = value.get("argv")
+    first = [("command", shlex.join(map(str, command)))] if isinstance(command, list) else []
+    flat = _flat({name: item for name, item in value.items() if name != "origins"})
+    return (
+        first
+        + [
+            (name, str(item))
+            for name, item in sorted(flat.items())
+            if isinstance(item, str | int | float)
+            and len(str(item)) <= 200
+            and "\n" not in str(item)
+        ][:60]
+    )
