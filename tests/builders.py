@@ -126,13 +126,15 @@ class TrialBuilder:
         control = records.Control(action, until, term=1, at=self.experiment.tick(0), **more)
         put(self.paths.control(seq), control)
 
-    def attempt(self, start: int = 0, checkpoint: str = "", ranks: int = 2) -> AttemptBuilder:
+    def attempt(
+        self, start: int = 0, checkpoint: str = "", ranks: int = 2, fingerprint: str = ""
+    ) -> AttemptBuilder:
         claimed = standing.claimed(self.paths)
         paths = self.paths.attempt(claimed[-1].number + 1 if claimed else 1)
         claim = records.Claim("0001-0000.0", "n1", "123_0", ["n1"], self.experiment.tick())
         put(paths.claim, claim)
         attempt = AttemptBuilder(self.experiment, self.paths, paths)
-        place = {"world": ranks, "host": "n1", "pid": 1, "fingerprint": ""}
+        place = {"world": ranks, "host": "n1", "pid": 1, "fingerprint": fingerprint}
         attempt.line("start", checkpoint=checkpoint, batches=start, **place)
         attempt.line("first_step")
         return attempt

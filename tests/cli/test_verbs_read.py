@@ -7,6 +7,8 @@ import json
 import math
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from hpcdet.read.views import views
 from hpcdet.search import registry
 from hpcdet.search.api import codec, events
 from hpcdet.store.config import resolved_config as config
+from hpcdet.store.fs import files
 from hpcdet.units import Length
 from tests.builders import Builder
 from tests.commands import Cli
@@ -343,6 +346,37 @@ def test_show_of_a_part(cli: Cli, swept: Builder) -> None:
     assert [t["trial"] for t in item["trials"]] == [3]
     out = cli("show", "digits", "--section", "config").out
     assert yaml.safe_load(out.partition("Config\n")[2])["name"] == "digits"
+
+
+def test_show_tells_each_environment_once_and_needs_no_torch(cli: Cli) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    one, two = built.trial(), built.trial()
+    for trial, name in ((one, "ab12"), (two, "cd34"), (two, "ab12"), (two, "older"), (two, "")):
+        trial.attempt(fingerprint=name)
+    for name in ("ab12", "cd34"):
+        parts = {"processor": f"CPU of {name}", "$OMP_NUM_THREADS": "3"}
+        record = {
+            "schema": 1,
+            "parts": parts,
+            "packages": {"torch": "2.13"},
+            "threads": {"cores": 8},
+        }
+        files.write_once(built.paths.fingerprint(name), files.canonical(record))
+    [item] = cli("show", "digits", "-o", "json").items
+    assert [(one["digest"], one["attempts"]) for one in item["fingerprints"]] == [
+        ("ab12", ["1.1", "2.2"]), ("cd34", ["2.1"]),
+    ]  # fmt: skip
+    assert item["fingerprints"][1]["parts"]["processor"] == "CPU of cd34"
+    assert item["fingerprints"][1]["packages"] == {"torch": "2.13"}
+    assert item["fingerprints"][1]["threads"] == {"cores": 8}
+    [item] = cli("show", "digits/2.1", "-o", "json").items
+    assert [one["digest"] for one in item["fingerprints"]] == ["cd34"]
+    argv = ["show", "digits", "--section", "fingerprints"]
+    code = (
+        f"import sys; from hpcdet.cli import main; print(main.run({argv}), 'torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "processor: CPU of ab12" in ran.stdout and ran.stdout.endswith("0 False\n")
 
 
 def test_ls_chooses(cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hpcdet import numerics
 from hpcdet.config.check.plan import plan
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs.checks import site_checks
@@ -85,6 +86,7 @@ def test_an_experiment_is_whole_private_and_says_where_it_came_from(
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "hunter2")
     monkeypatch.setenv("LOADEDMODULES", "gcc/13:cuda/12")
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
     old = os.umask(0)  # modes are set, not left to the umask
     try:
         paths = make(model, tmp_path / "root", secrets={"key": "hunter3"})
@@ -107,6 +109,10 @@ def test_an_experiment_is_whole_private_and_says_where_it_came_from(
     assert record["executable"] == sys.executable
     assert record["modules"] == ["gcc/13", "cuda/12"]
     assert record["packages"]["pydantic"]
+    assert record["processor"] == numerics.processor()
+    assert record["cores"] == len(os.sched_getaffinity(0))
+    assert record["variables"]["MKL_CBWR"] == "AVX2"
+    assert "openblas" in record["blas"][0]
     assert record["model_dir"] == str(model)
     everywhere = b"".join(p.read_bytes() for p in everything if p.is_file())
     assert everywhere.count(b"hunter2") == 0 and everywhere.count(b"hunter3") == 1

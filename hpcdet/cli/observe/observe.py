@@ -325,7 +325,7 @@ TABLES = {
     "allocations": ALLOCATIONS,
     "changes": CHANGES,
 }
-SECTIONS = ("status", *TABLES, "config", "provenance", "files")
+SECTIONS = ("status", *TABLES, "config", "fingerprints", "provenance", "files")
 
 
 @click.command("show", short_help="Everything known of an experiment, trial or attempt.")
@@ -341,14 +341,17 @@ def show_command(out: Output, id: str, section: Sequence[str]) -> None:
     found = find.reference(id, settings().root)
     item = views.show(found.paths)
     if found.trial:
+        attempts = [
+            row
+            for row in item.attempts
+            if row.trial == found.trial and found.attempt in (0, row.attempt)
+        ]
+        names = {f"{row.trial}.{row.attempt}" for row in attempts}
         item = replace(
             item,
             trials=[row for row in item.trials if row.trial == found.trial],
-            attempts=[
-                row
-                for row in item.attempts
-                if row.trial == found.trial and found.attempt in (0, row.attempt)
-            ],
+            attempts=attempts,
+            fingerprints=[row for row in item.fingerprints if names & {*row.attempts}],
             checkpoints=[row for row in item.checkpoints if row.trial == found.trial],
         )
     if not out.for_people or out.fields:
@@ -366,7 +369,7 @@ def show_command(out: Output, id: str, section: Sequence[str]) -> None:
             out.emit(rows, columns)
     if "allocations" in chosen:
         _note_uncharged(found.paths, item)
-    for part in ("config", "provenance", "files"):
+    for part in ("config", "fingerprints", "provenance", "files"):
         if part in chosen and (value := encode(getattr(item, part))):
             click.echo(f"\n{part.capitalize()}\n{_yaml(value)}", nl=False)
 

@@ -195,8 +195,12 @@ def again(
             config = files.read(source.config)
         for change in sorted(source.policy_changes.glob("*.json")):
             files.write_once(paths.policy_changes / change.name, files.read(change))
-        if source.origin.root.is_dir():
-            hard_links.tree(source.origin.root, paths.origin.root)
+        for theirs, mine in (
+            (source.origin.root, paths.origin.root),
+            (source.fingerprints, paths.fingerprints),
+        ):
+            if theirs.is_dir():
+                hard_links.tree(theirs, mine)
         fill(paths)
         home.settle(paths)
         files.write_once(paths.config, config)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcdet
+from hpcdet import numerics
 from hpcdet.jobs.create import likely_secrets, repository
 from hpcdet.jobs.create.repository import Repository
 from hpcdet.jobs.script import environment
@@ -49,6 +50,10 @@ def collect(
         "user": getpass.getuser(),
         "host": socket.gethostname(),
         "platform": platform.platform(),
+        "processor": numerics.processor(),
+        "cores": numerics.cores(),
+        "blas": numerics.installed_blas(),
+        "variables": numerics.variables(),
         "python": platform.python_version(),
         "executable": sys.executable,
         "packages": packages(),

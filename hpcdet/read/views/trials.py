@@ -13,7 +13,7 @@ from hpcdet.read.experiment.standings import Standings
 from hpcdet.read.views.items import OPTIONAL, ViewPart
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import ExperimentState, Reason
-from hpcdet.store.fs import packed
+from hpcdet.store.fs import files, packed
 from hpcdet.units import Length
 
 
@@ -163,6 +163,22 @@ class AttemptView:
     """Files that torch's profiler recorded, one for each rank."""
     log_policies: list[str]
     """Names of the log policies that fit its output."""
+
+
+@dataclass(frozen=True)
+class FingerprintView:
+    """An environment that attempts ran in."""
+
+    digest: str
+    """Its digest, which the journals of attempts name."""
+    attempts: list[str]
+    """The attempts that ran in it, as ``3.2``: trial and attempt."""
+    parts: dict[str, str]
+    """What bits depend on: processor, BLAS, threads, torch's switches, ``$VARIABLES``, versions."""
+    threads: dict[str, int]
+    """What the node allowed: its ``cores``, torch's ``interop`` threads, those of each BLAS."""
+    packages: dict[str, str]
+    """Version of every package by name."""
 
 
 def trials(source: ExperimentPaths | Gathered) -> list[TrialStatusView]:
@@ -322,6 +338,23 @@ def _attempt(gathered: Gathered, attempt: GatheredAttempt) -> AttemptView:
         traces=_traces(gathered, attempt),
         log_policies=list(end.policies) if end else [],
     )
+
+
+def fingerprints(source: ExperimentPaths | Gathered) -> list[FingerprintView]:
+    """Return every environment of which there is a record, by its first attempt."""
+    gathered = gather(source)
+    found: dict[str, list[str]] = {}
+    for attempt in (attempt for each in gathered.trials for attempt in each.attempts):
+        digest = str(next(attempt.of_kind("start"), {}).get("fingerprint", ""))
+        if digest.isalnum():
+            found.setdefault(digest, []).append(f"{attempt.paths.trial}.{attempt.number}")
+    views = []
+    for digest, names in found.items():
+        whole = files.read_json(gathered.paths.fingerprint(digest))
+        if isinstance(whole, dict):  # older versions left none
+            known = [whole.get(name, {}) for name in ("parts", "threads", "packages")]
+            views.append(FingerprintView(digest, names, *known))
+    return views
 
 
 def _traces(gathered: Gathered, attempt: GatheredAttempt) -> list[str]:

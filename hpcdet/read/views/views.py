@@ -22,11 +22,13 @@ from hpcdet.read.views.timeline import events
 from hpcdet.read.views.trials import (
     AttemptView,
     BestView,
+    FingerprintView,
     RankedView,
     TrialStatusView,
     attempts,
     best_trial,
     compared,
+    fingerprints,
     leader,
     nearest,
     ranked,
@@ -242,6 +244,8 @@ class ShowView(StatusView):
     """Allocations and their cost, by start."""
     checkpoints: list[CheckpointView]
     """Checkpoints, by trial and step."""
+    fingerprints: list[FingerprintView]
+    """Environments that attempts ran in, each once; those of older versions are not known."""
     provenance: dict[str, Any]
     """Where it came from: versions, code, command, host, user."""
     files: FilesView
@@ -352,6 +356,7 @@ def show(source: Source) -> ShowView:
         jobs=jobs(gathered),
         allocations=costs.allocations(gathered),
         checkpoints=checkpoints(gathered),
+        fingerprints=fingerprints(gathered),
         provenance=gathered.provenance,
         files=FilesView(
             code=str(gathered.paths.code),

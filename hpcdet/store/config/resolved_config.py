@@ -284,7 +284,7 @@ class Resolved:
     host_path, container_path, read_only."""
     notify: Notify = field(default_factory=Notify)
     on_env_change: Literal["warn", "refuse"] = "warn"
-    """What an attempt does when packages or interpreter are not those of the first one."""
+    """What an attempt does when packages, processor or threads are not those of its checkpoint."""
     on_unregistered: Literal["warn", "refuse"] = "warn"
     """What an attempt does when a trial has state that no checkpoint would hold."""
     slurm: Slurm = field(default_factory=Slurm)

@@ -157,6 +157,15 @@ class ExperimentPaths:
         return self.root / "provenance.json"
 
     @property
+    def fingerprints(self) -> Path:
+        """The folder of the environments that attempts ran in (``train.attempt.fingerprint``)."""
+        return self.root / "fingerprints"
+
+    def fingerprint(self, digest: str) -> Path:
+        """One of them, whole and write-once; journals of attempts name its digest."""
+        return self.fingerprints / f"{digest}.json"
+
+    @property
     def history(self) -> Path:
         """The history of former experiments, for a warm start (``store.trials.history``)."""
         return self.root / "history.json"

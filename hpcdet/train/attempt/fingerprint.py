@@ -1,18 +1,24 @@
-"""The environment that a run's bits depend on: interpreter, packages, modules, code, ranks."""
+"""The environment that a run's bits depend on, from the processor to the code.
+
+Its parts, short texts by name, are in each checkpoint, and compared when one is gone on from. The
+whole, with the version of every package and the threads that a node's cores allow, is a file of
+the experiment under its digest, which the journal's ``start`` names.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import platform
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from hpcdet import __version__
+from hpcdet import __version__, numerics
 from hpcdet.errors import ConfigError
 from hpcdet.process.console import say
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -20,6 +26,14 @@ from hpcdet.store.fs import files
 from hpcdet.store.trials.staged_data import DIGEST as DATA_DIGEST
 
 Fingerprint = dict[str, str]
+
+_FIRST = frozenset({
+    "code", "cuda", "data", "device", "hpcdet", "image", "machine", "modules", "numpy", "packages",
+    "python", "threads", "torch", "world",
+})  # fmt: skip
+"""Parts of checkpoints from before the processor was one of them: nobody knows the others."""
+_VERSION = re.compile(r"^  - (.*(?:Math Kernel Library|MKL-DNN|oneDNN).*)$", re.MULTILINE)
+"""Math libraries that torch is built with, as ``torch.__config__`` lists them."""
 
 IMAGE = "HPCDET_IMAGE"
 """The digest of the image that the worker has found for this rank; not set on the host."""
@@ -38,9 +52,16 @@ def take(experiment: ExperimentPaths | None, world: int, threads: int) -> Finger
         "world": str(world),
         "threads": str(threads),
         "packages": _hash("\n".join(packages).encode()),
+        "processor": numerics.processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "blas": "; ".join(numerics.loaded_blas()),
+        "torch_blas": "; ".join(_VERSION.findall(torch.__config__.show())),
+        **_switches(),
+        **{f"${name}": value for name, value in numerics.variables().items()},
     }
     if torch.cuda.is_available():
         parts["device"] = torch.cuda.get_device_name()
+        parts["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
     if modules := os.environ.get("LOADEDMODULES"):  # of Lmod and Environment Modules
         parts["modules"] = modules
     for name, variable in (("image", IMAGE), ("data", DATA_DIGEST)):
@@ -53,14 +74,54 @@ def take(experiment: ExperimentPaths | None, world: int, threads: int) -> Finger
     return parts
 
 
-def digest(parts: Fingerprint) -> str:
-    """One short text for all parts."""
-    return _hash(files.canonical(parts))
+def _switches() -> dict[str, str]:
+    """What torch was told of determinism and precision."""
+    wanted = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    return {
+        "deterministic": "warn" if wanted and only_warns else str(wanted).lower(),
+        "cudnn_deterministic": str(torch.backends.cudnn.deterministic).lower(),
+        "cudnn_benchmark": str(torch.backends.cudnn.benchmark).lower(),
+        "cudnn_tf32": _told(lambda: torch.backends.cudnn.allow_tf32),
+        "matmul_precision": _told(torch.get_float32_matmul_precision),
+    }
+
+
+def _told(ask: Callable[[], object]) -> str:
+    try:
+        return str(ask()).lower()
+    except RuntimeError:  # torch has two interfaces, and does not say what the newer one was told
+        return "by backend"
+
+
+def keep(experiment: ExperimentPaths, parts: Fingerprint) -> str:
+    """Write the whole fingerprint to the experiment, unless another attempt of the same has.
+
+    Returns:
+        Its digest.
+    """
+    cores = {"cores": numerics.cores(), "interop": torch.get_num_interop_threads()}
+    whole = {
+        "schema": 1,
+        "parts": parts,
+        "threads": {**cores, **numerics.loaded_blas()},
+        "packages": {one.name: one.version for one in metadata.distributions()},
+    }
+    text = files.canonical(whole)
+    path = experiment.fingerprint(_hash(text))
+    try:
+        if not path.exists():
+            files.write_once(path, text + b"\n")
+    except OSError as error:  # training is worth more than its record
+        say(f"the environment is not recorded: {error.strerror}")
+    return path.stem
 
 
 def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
     """List the changes, each as ``name: old -> new``."""
     names = sorted(before.keys() | now.keys())
+    if "processor" not in before:
+        names = [name for name in names if name in _FIRST]
     return [
         f"{name}: {before.get(name, '-')} -> {now.get(name, '-')}"
         for name in names

@@ -101,6 +101,7 @@ class Session:
         self.finished = False
         self.governed = False
         self._fingerprint: fingerprint.Fingerprint = {}
+        self._environment = ""
         self._verdict = place.attempt.verdict
 
     @property
@@ -160,7 +161,7 @@ class Session:
             pid=os.getpid(),
             checkpoint=origin.name if origin else "",
             batches=units.batches,
-            fingerprint=fingerprint.digest(self._fingerprint) if self._fingerprint else "",
+            fingerprint=self._environment,
         )
         self.tracker.retell(origin.meta.get("untold", ()) if origin else ())
         self.profile.begin()
@@ -171,6 +172,8 @@ class Session:
         world = self.virtual.count if self.virtual else self.ranks.world
         now = fingerprint.take(self.place.experiment, world, torch.get_num_threads())
         self._fingerprint = now
+        if self.place.experiment is not None:
+            self._environment = fingerprint.keep(self.place.experiment, now)
         if before:
             now = {**now, "world": before.get("world", "")} if self.virtual else now
             fingerprint.compare(before, now, refuse=self.config.on_env_change == "refuse")
