@@ -466,3 +466,22 @@ def test_an_experiment_records_its_command_and_where_each_value_comes_from(lab: 
     } - origins.keys()
     assert not left
     assert "hunter2" not in paths.provenance.read_text()
+
+
+def test_the_data_of_a_submission_is_digested_and_verified_by_its_manifest(lab: Lab) -> None:
+    images = lab.folder / "images"
+    images.mkdir()
+    (images / "a.bin").write_text("one")
+    paths = lab.submit(lab.config(data={"paths": str(images)}), "--prepare")
+    [entry] = json.loads(paths.provenance.read_text())["data"]
+    manifest = paths.root / entry["manifest"]
+    assert entry["path"] == str(images) and entry["files"] == 1
+    assert lab.cli("data", "verify", manifest, "--deep", "-o", "id").out.strip() == entry["digest"]
+    (images / "b.bin").write_text("added")
+    assert "b.bin: is not listed" in lab.cli("data", "verify", manifest, code=9).err
+    [item] = lab.cli("show", paths.id, "-o", "json").items
+    assert item["provenance"]["data"] == [entry]
+    for flags in (["--prepare"], ["-n", "--offline"]):
+        gone = lab.config(data={"paths": [str(images), "no/such"]})
+        argv = ["submit", gone, "--site", lab.site, "--no-test", *flags]
+        assert "no/such is not there" in lab.cli(*argv, code=4).err

@@ -281,7 +281,9 @@ def test_the_command_stands_before_what_else_is_known_of_the_origin(tmp_path: Pa
     built = sweep(tmp_path / "digits-7f3a")
     known = {f"a{number:03d}": 1 for number in range(99)}
     record = {**known, "argv": ["hpcdet", "submit", "a b.yaml"], "origins": {"name": "FILE:7"}}
+    record["data"] = [{"path": "/images", "digest": "sha256:ab", "files": 2}]
     built.paths.provenance.write_bytes(files.canonical(record))
     page = Text(render(built)).text
-    assert "What Value command hpcdet submit 'a b.yaml' a000 1" in page
+    rows = page.partition("Where it came from WhatValue ")[2]
+    assert rows.startswith("commandhpcdet submit 'a b.yaml' data /imagessha256:ab, 2 files a000")
     assert "FILE:7" not in page

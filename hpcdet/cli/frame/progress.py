@@ -6,7 +6,8 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import click
@@ -147,6 +148,27 @@ def working(what: str) -> Iterator[Callable[[float], None]]:
         yield show
     finally:
         click.echo(_CLEAR, nl=False, err=True, color=True)
+
+
+@contextlib.contextmanager
+def reading(path: Path, names: Sequence[str], least: int = 0) -> Iterator[Callable[[int], None]]:
+    """Show how much of a file, or of files below a folder, is read, fed with bytes.
+
+    Nothing is shown of those that have no more bytes than ``least``.
+    """
+    folder, seen = path if path.is_dir() else path.parent, 0
+    total = max(1, sum((folder / name).stat().st_size for name in names))
+    if total <= least:
+        yield lambda _: None
+        return
+    with working(f"reading {path}") as at:
+
+        def watch(count: int) -> None:
+            nonlocal seen
+            seen += count
+            at(min(1.0, seen / total))
+
+        yield watch
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -13,7 +13,7 @@ import click
 
 from hpcdet import units
 from hpcdet.cli.frame.output import Column, Output, output
-from hpcdet.cli.frame.progress import working
+from hpcdet.cli.frame.progress import reading
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.govern import croissant
 from hpcdet.cli.govern.data_chain import chain_command
@@ -167,7 +167,10 @@ def manifest(
     about = described_as.about | ({"license": license_} if license_ else {})
     sidecar = to.with_name(to.name + RECORDS)
     try:
-        with _reading(folder) as watch, _draft(sidecar if records else None) as digests:
+        with (
+            reading(folder, manifests.names(folder)) as watch,
+            _draft(sidecar if records else None) as digests,
+        ):
             made = manifests.make(
                 folder, source, about=about, records=records, sidecar=digests, watch=watch
             )
@@ -240,7 +243,7 @@ def _manifest(
 ) -> CheckedDataView:
     found = SourceManifest.load(file)
     where = folder or file.parent / found.folder
-    with _reading(where) as watch:
+    with reading(where, manifests.names(where)) as watch:
         wrong = manifests.verify(found, where, deep=deep, watch=watch)
     digests = file.with_name(file.name + RECORDS)
     if deep and found.records and (what := manifests.verify_records(found.records, digests)):
@@ -311,21 +314,6 @@ def _source(policy: CompiledPolicy | None, name: str) -> DataSource | None:
         hint = f"give --manifest FILE, which names one of {known}"
         raise UsageError("a chain does not say of which source it is", where="--policy", hint=hint)
     raise UsageError(f"the policy has no source {name}", where=policy.name, hint=f"it has: {known}")
-
-
-@contextlib.contextmanager
-def _reading(folder: Path) -> Iterator[Callable[[int], None]]:
-    """Show how much of a folder's bytes were read."""
-    total = max(1, sum((folder / name).stat().st_size for name in manifests.names(folder)))
-    seen = 0
-    with working(f"reading {folder}") as at:
-
-        def watch(count: int) -> None:
-            nonlocal seen
-            seen += count
-            at(min(1.0, seen / total))
-
-        yield watch
 
 
 @contextlib.contextmanager

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcdet.cli.frame.progress import busy
+from hpcdet.cli.frame.progress import busy, reading
 from hpcdet.cli.frame.settings import settings
 from hpcdet.config import api as config
 from hpcdet.config.load import load_config
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_checks
 from hpcdet.jobs.create import begin_from as origin
-from hpcdet.jobs.create import images, past_results, snapshot
+from hpcdet.jobs.create import data_files, images, past_results, snapshot
+from hpcdet.jobs.create.data_files import DataFiles, DataPath
 from hpcdet.jobs.script import lanes, requirements
 from hpcdet.jobs.script.environment import fold_defaults
 from hpcdet.schedulers import opening
@@ -26,6 +27,7 @@ from hpcdet.schedulers.common.request import NodeRequest
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import trust
+from hpcdet.store.folder.known_digests import KnownDigests
 from hpcdet.store.fs import yaml12
 from hpcdet.store.trials.history import History
 from hpcdet.store.trials.parents import Donation
@@ -47,6 +49,8 @@ def config_argument() -> Decorator:
     return decorate
 
 
+_AT_ONCE = 64 << 20
+"""Bytes of data that are read before anyone asks what is going on."""
 _TEMPLATE = "hpcdet.template"
 _IGNORED = "hpcdet.ignored"
 
@@ -165,6 +169,21 @@ class SubmitRequest:
             image, records = images.resolved(self.resolved, self.site, self.loaded.registry)
         loaded = self.loaded.with_value(images.IMAGE, image, self.loaded.origins[images.IMAGE])
         return replace(self, loaded=replace(loaded, images=records))
+
+    def data(self) -> list[DataFiles]:
+        """Return the files of ``data.paths``, digested. Raises as ``digested``."""
+        found = []
+        with KnownDigests() as known:
+            for place in self.data_paths:
+                names = place.names()
+                with reading(place.path, names, _AT_ONCE) as watch:
+                    found.append(data_files.digested(place, names, watch, known))
+        return found
+
+    @functools.cached_property
+    def data_paths(self) -> list[DataPath]:
+        """What ``data.paths`` names. Raises ConfigError as ``located``."""
+        return data_files.located(self.resolved.data, self.model_dir)
 
     def scan(self) -> list[snapshot.SnapshotEntry]:
         """Return the code that an experiment would get. Raises ConfigError as ``snapshot.scan``."""

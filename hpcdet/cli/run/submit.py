@@ -182,6 +182,7 @@ def submit_command(
         include=wanted.include,
         past=wanted.history,
         begin=wanted.origin,
+        data=wanted.data(),
         argv=click.get_current_context().meta[ARGV],
     )
     waiting.ask(paths)
@@ -225,6 +226,8 @@ def _prepared(
         settings().note(f"site {wanted.site.name}: {wanted.site.reason}")
     if budget := Budget(wanted.resolved.budget.slot_hours, wanted.resolved.budget.wall_s):
         settings().note(f"budget: {budget}; then it pauses")
+    for place in wanted.data_paths:
+        settings().note(f"data: {place.path}")
     if wanted.origin is not None:
         settings().note(f"trials begin from {wanted.origin.folder}")
     for source in wanted.history.sources if wanted.history else ():

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hpcdet.errors import ConfigError, Unavailable
-from hpcdet.jobs.create import begin_from, provenance, snapshot
+from hpcdet.jobs.create import begin_from, data_files, provenance, snapshot
 from hpcdet.jobs.create import likely_secrets as secrets
+from hpcdet.jobs.create.data_files import DataFiles
 from hpcdet.jobs.script import environment
 from hpcdet.jobs.script.render import search_path
 from hpcdet.policy import experiment_policy, named_policy
@@ -79,6 +80,7 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
     past: History | None = None,
     begin: Donation | None = None,
     argv: Sequence[str] = (),
+    data: Sequence[DataFiles] = (),
 ) -> ExperimentPaths:
     """Make the folder of a new experiment and everything in it that never changes.
 
@@ -95,6 +97,7 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
         past: what former experiments have shown (``past.collect``).
         begin: the checkpoint that all trials begin from (``origin.look``).
         argv: the words of the command that asks for it.
+        data: the files of ``data.paths``, digested.
 
     Raises:
         ConfigError: the code is refused (``snapshot.scan``), or the folder is one that others
@@ -128,11 +131,9 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
         if loaded.policy is not None:
             files.write_once(paths.policy, loaded.policy.text.encode())
             files.write_once(paths.compiled_policy, loaded.policy.compiled.to_json().encode())
-        more = provenance.submission(argv, literal, resolved, loaded.origins)
-        if loaded.policy is not None:
-            more["policy"] = _record(loaded.policy.compiled)
-        if loaded.images:
-            more["images"] = {name: dict(one) for name, one in loaded.images.items()}
+        more = provenance.submission(argv, literal, resolved, loaded.origins) | _known(loaded)
+        if data:
+            more["data"] = data_files.write(data, paths)
         _fill(paths, resolved, literal, site, model_dir, entries, include, purged, more)
     except OSError as error:
         _undo(paths, purged)
@@ -198,6 +199,7 @@ def again(
         for theirs, mine in (
             (source.origin.root, paths.origin.root),
             (source.fingerprints, paths.fingerprints),
+            (source.data, paths.data),
         ):
             if theirs.is_dir():
                 hard_links.tree(theirs, mine)
@@ -247,6 +249,16 @@ def _governed(
     run_key = experiment_policy.given_key(governance, "run_key", literal)
     governance["signer"] = key_files.public(key_files.parse(run_key, "governance.run_key"))
     return {**resolved, "governance": governance}
+
+
+def _known(loaded: CheckedConfig) -> dict[str, Any]:
+    """The records of its policy and of its images, if it has any."""
+    found: dict[str, Any] = {}
+    if loaded.policy is not None:
+        found["policy"] = _record(loaded.policy.compiled)
+    if loaded.images:
+        found["images"] = {name: dict(one) for name, one in loaded.images.items()}
+    return found
 
 
 def _record(policy: CompiledPolicy) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -22,6 +22,7 @@ from hpcdet.errors import IntegrityError
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.merkle import Merkle
 from hpcdet.store.folder import trust
+from hpcdet.store.folder.known_digests import KnownDigests
 from hpcdet.store.fs import bounded_json, files, typed_fields
 
 SCHEMA = "hpcdet-manifest/1"
@@ -152,10 +153,14 @@ def make(
     records: str = "",
     sidecar: BinaryIO | None = None,
     watch: Watch = lambda _: None,
+    only: Sequence[str] | None = None,
+    known: KnownDigests | None = None,
 ) -> SourceManifest:
     """Read a source's files and return their manifest.
 
     Args:
+        only: list these files alone, of all below the folder.
+        known: files that it knows are not read again; no record has a digest then.
         records: also digest every record: ``lines`` (of text, their ends left out), ``files`` (each
             is one) or ``bytes:N``; "": none.
         sidecar: gets the record digests, 32 bytes each.
@@ -171,11 +176,18 @@ def make(
         raise ValueError(f"{typed_fields.short(source)} is no id of a source: a-z, 0-9, . _ -")
     split = record_format(records) if records else None
     tree, listed = Merkle(), []
-    for name in names(folder):
+    for name in names(folder) if only is None else only:
         with _opened(folder, name) as file:
+            status = os.fstat(file.fileno())
+            if known is not None and (digest := known.get(status)):
+                watch(status.st_size)
+                listed.append(ListedFile(name, digest, status.st_size))
+                continue
             digester = _Digester(split, tree, sidecar)
             size = _read(file, name, digester.feed, watch)
             listed.append(ListedFile(name, digester.end(), size))
+            if known is not None:
+                known.put(status, listed[-1].sha256)
     found = RecordDigests(records, tree.count, tree.root) if records else None
     return SourceManifest(source, tuple(listed), about or {}, found)
 

@@ -26,7 +26,7 @@ from hpcdet.read.index import tables
 from hpcdet.read.index.updating import bring_up_to_date
 from hpcdet.store.folder import home, private_folders
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.fs import files, mounts
+from hpcdet.store.fs import files
 
 __all__ = ["differences", "local_folder", "place", "query", "rebuild", "snapshot", "update"]
 
@@ -140,20 +140,8 @@ def _built(paths: ExperimentPaths) -> Iterator[Path]:
 
 
 def local_folder() -> Path:
-    """Return the folder of indexes under ``$XDG_CACHE_HOME`` if that is local, else under TMPDIR.
-
-    Raises:
-        Unavailable: the folder belongs to another user or others may write it.
-        OSError: it cannot be made.
-    """
-    cache = os.environ.get("XDG_CACHE_HOME")
-    mount = mounts.of(Path(cache)) if cache else None
-    here = cache and not (mount and mount.shared)
-    root = Path(cache) / "hpcdet" if cache and here else private_folders.temporary()
-    for path in (root, root / "index"):
-        files.make_folder(path)
-        private_folders.refuse_foreign(path, _HINT)
-    return root / "index"
+    """Return the folder of indexes on this host. Raises as ``private_folders.of_host``."""
+    return private_folders.of_host("index")
 
 
 def _local(paths: ExperimentPaths) -> Path:

@@ -253,6 +253,11 @@ def _provenance(value: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return short facts on the experiment's provenance; long ones stay in the file."""
     command = value.get("argv")
     first = [("command", shlex.join(map(str, command)))] if isinstance(command, list) else []
+    first += [
+        (f"data {one.get('path')}", f"{one.get('digest')}, {one.get('files')} files")
+        for one in value.get("data", ())
+        if isinstance(one, dict)
+    ]
     flat = _flat({name: item for name, item in value.items() if name != "origins"})
     return (
         first

@@ -243,7 +243,7 @@ class Resolved:
     """Words to find it by; layers add to each other."""
     data: dict[str, Any] = field(default_factory=dict)
     """Anything, handed to the code as it is; data.secrets holds references only, data.stage names
-    files and folders to copy to each node."""
+    files and folders to copy to each node, data.paths those of which digests are recorded."""
     workspace: str | None = None
     """Free grouping, with project."""
     project: str | None = None

@@ -166,6 +166,15 @@ class ExperimentPaths:
         return self.fingerprints / f"{digest}.json"
 
     @property
+    def data(self) -> Path:
+        """The folder of manifests of the files of ``data.paths``, numbered from 1."""
+        return self.root / "data"
+
+    def data_manifest(self, number: int) -> Path:
+        """The manifest of one of ``data.paths`` (``policy.provenance.source_manifests``)."""
+        return self.data / f"{number:04d}.manifest.json"
+
+    @property
     def history(self) -> Path:
         """The history of former experiments, for a warm start (``store.trials.history``)."""
         return self.root / "history.json"

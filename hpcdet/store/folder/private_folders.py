@@ -12,8 +12,9 @@ import tempfile
 from pathlib import Path
 
 from hpcdet.errors import Unavailable
-from hpcdet.store.fs import files
+from hpcdet.store.fs import files, mounts
 
+_HINT = "remove it, or let XDG_CACHE_HOME name a folder on a disk of this host"
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -48,6 +49,23 @@ def refuse_exchangeable(folder: Path, hint: str) -> None:
         if status.st_uid not in trusted or open_to_others:
             what = f"other users may put another folder in the place of {folder.name}"
             raise Unavailable(what, where=str(above), hint=hint)
+
+
+def of_host(name: str) -> Path:
+    """Return a folder for what this host derives: in ``$XDG_CACHE_HOME`` if local, else TMPDIR.
+
+    Raises:
+        Unavailable: the folder belongs to another user or others may write it.
+        OSError: it cannot be made.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME")
+    mount = mounts.of(Path(cache)) if cache else None
+    here = cache and not (mount and mount.shared)
+    root = Path(cache) / "hpcdet" if cache and here else temporary()
+    for path in (root, root / name):
+        files.make_folder(path)
+        refuse_foreign(path, _HINT)
+    return root / name
 
 
 def temporary() -> Path:
