@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from hpcdet import numerics
 from hpcdet.config.check.plan import plan
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs.checks import site_checks
@@ -26,7 +25,7 @@ from hpcdet.policy.compiled import PolicyText
 from hpcdet.read.lookup import find
 from hpcdet.site import Site
 from hpcdet.site_files import load_site as sites
-from hpcdet.store.config import resolved_config
+from hpcdet.store.config import numerics, resolved_config
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Distributed, Resolved, Worker
 from hpcdet.store.config.searcher_keys import Searcher as SearcherConfig

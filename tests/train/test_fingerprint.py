@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdet import numerics
+from hpcdet.store.config import numerics
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.train.attempt import fingerprint
 
@@ -39,7 +39,7 @@ def test_variables_are_those_that_change_bits() -> None:
 
 
 def test_the_blas_says_its_version_and_threads_itself() -> None:
-    code = "import numpy; from hpcdet import numerics; print(numerics.loaded_blas())"
+    code = "import numpy; from hpcdet.store.config import numerics; print(numerics.loaded_blas())"
     said = {
         threads: subprocess.run(
             [sys.executable, "-c", code],
@@ -58,7 +58,7 @@ def test_the_blas_says_its_version_and_threads_itself() -> None:
 
 def test_nothing_is_loaded_to_name_the_installed_blas() -> None:
     code = (
-        "import sys; from hpcdet import numerics; print(numerics.installed_blas());"
+        "import sys; from hpcdet.store.config import numerics; print(numerics.installed_blas());"
         "assert 'numpy' not in sys.modules; assert not numerics.loaded_blas()"
     )
     ran = [sys.executable, "-c", code]

@@ -182,7 +182,7 @@ class SubmitRequest:
 
     @functools.cached_property
     def data_paths(self) -> list[DataPath]:
-        """What ``data.paths`` names. Raises ConfigError as ``located``."""
+        """The files that ``data.paths`` names. Raises ConfigError as ``located``."""
         return data_files.located(self.resolved.data, self.model_dir)
 
     def scan(self) -> list[snapshot.SnapshotEntry]:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import hpcdet
-from hpcdet import numerics
 from hpcdet.jobs.create import likely_secrets, repository
 from hpcdet.jobs.create.repository import Repository
 from hpcdet.jobs.script import environment
 from hpcdet.site_files import load_site
+from hpcdet.store.config import numerics
 from hpcdet.store.fs import files
 
 MAX_DIFF = 1024**2

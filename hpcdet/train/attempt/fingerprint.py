@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hpcdet import __version__, numerics
+from hpcdet import __version__
 from hpcdet.errors import ConfigError
 from hpcdet.process.console import say
+from hpcdet.store.config import numerics
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 from hpcdet.store.trials.staged_data import DIGEST as DATA_DIGEST

@@ -1,4 +1,4 @@
-"""What lies below Python and changes the bits of a computation: processor, BLAS, variables."""
+"""The processor, BLAS and variables that change the bits of a computation."""
 
 from __future__ import annotations
 
