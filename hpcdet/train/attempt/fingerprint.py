@@ -76,7 +76,7 @@ def take(experiment: ExperimentPaths | None, world: int, threads: int) -> Finger
 
 
 def _switches() -> dict[str, str]:
-    """What torch was told of determinism and precision."""
+    """Switches of torch for determinism and precision."""
     wanted = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     return {
