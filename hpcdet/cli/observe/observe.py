@@ -330,7 +330,13 @@ SECTIONS = ("status", *TABLES, "config", "fingerprints", "provenance", "files")
 
 @click.command("show", short_help="Everything known of an experiment, trial or attempt.")
 @id_argument()
-@click.option("--section", multiple=True, type=click.Choice(SECTIONS), help="Only this part.")
+@click.option(
+    "--section",
+    multiple=True,
+    metavar="NAME",
+    type=click.Choice(SECTIONS),
+    help=f"Only this part: {', '.join(SECTIONS)}.",
+)
 @output("show", ShowView)
 def show_command(out: Output, id: str, section: Sequence[str]) -> None:
     """Show everything known of an experiment, a trial (ID/3) or an attempt (ID/3.2).
