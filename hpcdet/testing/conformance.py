@@ -31,7 +31,8 @@ TRIALS = 6
 _PATIENCE_S = 300
 _LOOK_S = 1.0
 _OWN = {
-    *("id", "experiment", "site", "site_reason", "job", "jobs", "allocations", "provenance"),
+    *("id", "experiment", "site", "site_reason", "job", "jobs", "allocations"),
+    *("provenance", "fingerprints"),
     *("spent", "kept", "host", "nodes", "worker", "workers", "copies"),
     *("waits", "why", "health_why", "next"),
 }
