@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -21,11 +22,13 @@ from hpcdet.cli import main, table_of_verbs
 from hpcdet.cli.frame import output, progress
 from hpcdet.cli.frame.settings import Settings
 from hpcdet.cli.observe import follow
+from hpcdet.config.load.layers import Layered
 from hpcdet.errors import (
     HpcdetError,
 )
 from hpcdet.read.experiment import changes
 from hpcdet.read.lookup import find
+from hpcdet.read.report import scale
 from hpcdet.read.views import views
 from hpcdet.store.cost.budget import Charge
 from hpcdet.store.cost.charges import Book
@@ -453,10 +456,25 @@ def test_the_spare_tasks_of_a_site_are_in_the_script_that_is_shown(
 def test_a_tree_of_hyperparameters_in_one_line() -> None:
     blocks = [{"name": "residual", "expansion": 2}, {"name": "pooling", "kind": "max"}]
     tree = {"blocks": blocks, "head": {"name": "linear"}, "sizes": [1, 2], "lr": 0.123456789}
-    said = "blocks=residual(expansion=2), pooling(kind=max) head=linear sizes=1,2 lr=0.12346"
+    said = "blocks=residual(expansion=2), pooling(kind=max) head=linear sizes=[1,2] lr=0.12346"
     assert output.text(tree) == said
     assert output.text({"block": {"name": "a\x1b[2J", "size": 1}}) == "block=a?[2J(size=1)"
     assert changes.assigned({"searcher.max_length": {"batches": 32}, "budget.wall_s": None}) == [
         "searcher.max_length={batches: 32}",
         "budget.wall_s=null",
     ]
+
+
+SETTABLE = (True, False, None, 3, 0.25, -1e-4, "no", "adam", "", "-", "true", "1e-3", "012", "a: b")
+SETTABLE += ("it's", "[x", [1, 2], [True, "no", None], ["a", "1"], [])  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("value", SETTABLE, ids=repr)
+def test_a_printed_hyperparameter_can_be_typed_back(value: Any) -> None:
+    printed = output.text({"key": value})
+    given = Layered()
+    given.set(f"hyperparameters.{printed}")
+    assert given.values == {"hyperparameters": {"key": value}}
+    [typed] = [type(known) for known in given.values["hyperparameters"].values()]
+    assert typed is type(value)
+    assert scale.number(value) == printed.removeprefix("key=") or not isinstance(value, bool)

@@ -25,7 +25,7 @@ from hpcdet.read.lookup import find
 from hpcdet.read.lookup.all_experiments import of_each
 from hpcdet.read.lookup.escapes import escaped
 from hpcdet.read.views import describe, views
-from hpcdet.read.views.items import encode, text
+from hpcdet.read.views.items import encode, text, typed
 from hpcdet.read.views.trials import TrialStatusView
 from hpcdet.read.views.views import ExperimentView, ShowView, StatusView
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -301,8 +301,8 @@ JOBS = (
 
 CHANGES = (
     Column("CHANGED", "key"),
-    Column("TO", "value"),
-    Column("FROM", "was"),
+    Column("TO", lambda row: typed(row.value)),
+    Column("FROM", lambda row: typed(row.was)),
     Column("BY", "origin"),
     Column("WHEN", text_format.time_of("at"), cut=False),
 )

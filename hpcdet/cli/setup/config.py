@@ -19,7 +19,7 @@ from hpcdet.config import api as config
 from hpcdet.errors import NotFound
 from hpcdet.read.experiment import changes, gather
 from hpcdet.read.lookup import find
-from hpcdet.read.views.items import text
+from hpcdet.read.views.items import typed
 from hpcdet.site_files.load_site import walk
 from hpcdet.store.config import resolved_config
 from hpcdet.store.fs import files, yaml12
@@ -70,7 +70,7 @@ def show(
             settings().warn(warning)
         if origin:
             for leaf in leaves:
-                click.echo(f"{leaf.key}: {text(leaf.value)}    # {leaf.origin}")
+                click.echo(f"{leaf.key}: {typed(leaf.value)}    # {leaf.origin}")
         else:
             click.echo(resolved_config.dump(resolved).decode(), nl=False)
         return
@@ -93,7 +93,7 @@ def _changed(gathered: gather.Gathered, resolved: dict[str, Any]) -> Iterator[pr
         origin = "experiment.yaml"
         if key in found:
             change = found[key]
-            origin = f"{change.origin} by {change.user}, was {text(change.was)}"
+            origin = f"{change.origin} by {change.user}, was {typed(change.was)}"
         yield preview.KeyView(key, value, origin)
 
 

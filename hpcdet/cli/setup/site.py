@@ -17,7 +17,7 @@ from hpcdet.jobs.diagnosis import finding as of_site
 from hpcdet.jobs.diagnosis import node_checks, site_findings, tried_submissions
 from hpcdet.jobs.diagnosis.finding import SiteFinding
 from hpcdet.jobs.script.environment import fold_defaults
-from hpcdet.read.views.items import text
+from hpcdet.read.views.items import typed
 from hpcdet.schedulers import opening
 from hpcdet.site import Site
 from hpcdet.site_files import load_site
@@ -85,7 +85,7 @@ def show(out: Output, name: str | None, origin: bool, offline: bool) -> None:
     if out.for_people and not out.fields:
         if origin:
             for leaf in leaves:
-                click.echo(f"{leaf['id']}: {text(leaf['value'])}    # {leaf['origin']}")
+                click.echo(f"{leaf['id']}: {typed(leaf['value'])}    # {leaf['origin']}")
         else:
             click.echo(load_site.dump(chosen).decode(), nl=False)
         return

@@ -98,7 +98,9 @@ def slot_time(slot_s: float) -> str:
 
 def number(value: float | str | None) -> str:
     """Format a number with four significant digits; other values as they are."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, int | float):
         return "" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 

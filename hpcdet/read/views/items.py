@@ -49,7 +49,10 @@ def keys(kind: type) -> tuple[tuple[str, str, bool], ...]:
 
 
 def text(value: Any) -> str:
-    """Format a value for a table: one line, ``-`` for nothing, five digits of a number."""
+    """Format a value for a table: one line, ``-`` for nothing, five digits of a number.
+
+    Values of a map are as ``--set KEY=VALUE`` takes them.
+    """
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -60,9 +63,36 @@ def text(value: Any) -> str:
         trees = any(isinstance(each, dict) for each in value)
         return shape(value, text) if trees else ",".join(text(each) for each in value) or "-"
     if isinstance(value, dict):
-        return " ".join(f"{text(key)}={shape(each, text)}" for key, each in value.items()) or "-"
+        return " ".join(f"{text(key)}={shape(each, typed)}" for key, each in value.items()) or "-"
     # a name that somebody chose must not move the cursor of somebody else's terminal
     return "".join(c if c.isprintable() else "?" for c in " ".join(str(value).split()))
+
+
+def typed(value: Any) -> str:
+    """Format a value of a config as ``text`` does, so that YAML reads it as what it is."""
+    if value is None:
+        return "null"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(typed, value))}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str):
+        return text(value)
+    shown = text(value) if value else ""
+    return shown if _plain(shown) else "'" + shown.replace("'", "''") + "'"
+
+
+@functools.lru_cache(maxsize=1024)
+def _plain(value: str) -> bool:
+    """True if YAML reads a text without quotes as that text."""
+    import yaml  # what prints no text needs none
+
+    from hpcdet.store.fs import yaml12
+
+    try:
+        return bool(yaml12.scalar(value) == value)
+    except (yaml.YAMLError, ValueError):
+        return False
 
 
 def shape(value: Any, leaf: Callable[[Any], str]) -> str:
