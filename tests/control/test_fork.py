@@ -16,6 +16,7 @@ from hpcdet.control.requests import fork
 from hpcdet.control.requests.replay import Replay
 from hpcdet.control.turn.controller import advance
 from hpcdet.errors import Unavailable, UsageError
+from hpcdet.read.views import views
 from hpcdet.search import registry
 from hpcdet.search.api import codec, events
 from hpcdet.site_files import load_site
@@ -170,6 +171,20 @@ def test_a_search_that_is_over_goes_on_further_or_from_an_earlier_point(tmp_path
     assert all(latest_checkpoint(trial).startswith("00000040") for trial in runnable)
     # claims of carried trials name workers of the other one, whose cost is not that of new ones
     assert min(longer.paths.submissions()) > max(world.paths.submissions())
+
+
+def test_trials_that_the_search_ended_early_are_stopped_there_and_in_a_fork(tmp_path: Path) -> None:
+    world = searching(tmp_path)
+    drive(world)
+    more = of(fork.fork(world.paths, {"searcher.max_trials": 12}), world)
+    drive(more)
+    for paths in (world.paths, more.paths):
+        found = {row.trial: (row.state, row.steps) for row in views.trials(paths)}
+        assert {state for state, _ in found.values()} == {"STOPPED", "COMPLETED"}
+        for number, (state, steps) in found.items():
+            assert (state == "COMPLETED") == (steps == 40), f"{number} {state} {steps}"
+    early = next(row for row in views.trials(world.paths) if row.state == "STOPPED")
+    assert "rung" in early.why and early.why.endswith("the search is over")
 
 
 def test_what_users_did_to_trials_that_had_ended_goes_along() -> None:

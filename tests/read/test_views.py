@@ -18,7 +18,7 @@ from hpcdet.read.experiment import gather, series, states
 from hpcdet.read.index import database
 from hpcdet.read.index.tables import TABLES
 from hpcdet.read.lookup import find, lineage
-from hpcdet.read.views import views
+from hpcdet.read.views import describe, views
 from hpcdet.read.views.items import encode
 from hpcdet.read.views.trials import BestView
 from hpcdet.search.api import codec
@@ -138,6 +138,24 @@ def test_states_follow_from_the_files(tmp_path: Path) -> None:
     trial.control("kill")
     built.close("CANCELED", "canceled by its user")
     assert (state(), trial_state(1)) == ("CANCELED", "CANCELED")
+
+
+def test_only_a_trial_that_the_search_ended_early_is_stopped(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    for reason, actions in (
+        ("stopped", ["stop"]),  # it heard while it trained
+        ("paused", ["pause", "stop"]),  # it waited at a rung
+        ("stopped", ["stop", "pause"]),  # in a fork, whose search may still let it go on
+        ("stopped", []),  # its own code asked for it
+        ("completed", ["stop"]),  # it had come to its length
+    ):
+        trial = built.trial()
+        trial.attempt().end(reason)
+        for action in actions:
+            trial.control(action)
+    item = views.status(built.paths)
+    assert [row.state for row in item.trials] == ["STOPPED"] * 3 + ["COMPLETED"] * 2
+    assert describe.ended(item) == "5/5 trials ended, 3 of them stopped early"
 
 
 def test_a_trial_that_can_never_run_any_more_is_not_pending(tmp_path: Path) -> None:

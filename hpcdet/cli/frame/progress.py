@@ -99,7 +99,7 @@ def _of_interest(trials: list[TrialStatusView]) -> list[TrialStatusView]:
 def _target(trial: TrialStatusView, item: StatusView) -> float | None:
     """Return the target in batches; None (a bar without end) if it is not in batches."""
     until = trial.until or item.max_length
-    if trial.state == "COMPLETED":
+    if trial.state in ("COMPLETED", "STOPPED"):
         return float(trial.steps or 1)
     return float(until.value) if until is not None and until.unit == "batches" else None
 

@@ -15,7 +15,7 @@ from hpcdet.cli.observe import trial_table
 from hpcdet.read.views import describe, views
 from hpcdet.read.views.trials import BestView, LastCheckpointView, RankedView
 from hpcdet.read.views.views import StatusView
-from hpcdet.store.folder.records import ExperimentState
+from hpcdet.store.folder.records import TrialState
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class BestTrialView:
     """The trial, as ``ID/3``."""
     trial: int
     """Its number."""
-    state: ExperimentState
+    state: TrialState
     """Its state."""
     hyperparameters: dict[str, Any]
     """Its hyperparameters."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
@@ -29,10 +29,11 @@ from hpcdet.read.views.items import encode, text, typed
 from hpcdet.read.views.trials import TrialStatusView
 from hpcdet.read.views.views import ExperimentView, ShowView, StatusView
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import TrialState
 
 T = TypeVar("T")
 
-STATES = ("PENDING", "RUNNING", "PAUSED", "STOPPING", "COMPLETED", "CANCELED", "ERROR")
+STATES = get_args(TrialState)
 
 
 @click.command("ls", short_help="List experiments.")

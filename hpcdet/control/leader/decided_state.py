@@ -113,7 +113,7 @@ class Decided(codec.StateRecord):
         if self.searcher.halts:
             return "pause", self.searcher.asks
         if plan.searcher == "pause" and self.searcher.shutdown is not None:
-            return "stop", "the search is over"
+            return "stop", "; ".join(filter(None, (plan.why, "the search is over")))
         if plan.searcher == "pause":
             return "pause", plan.why
         return "run", ""
@@ -161,6 +161,9 @@ class Decided(codec.StateRecord):
         if isinstance(action, events.Shutdown) or self.searcher.shutdown is not None:
             # those that are paused go with the search, or stay with it
             self.trials.touched |= self.trials.open
+        if isinstance(action, events.Shutdown):  # of a search made longer: those that had gone
+            plans = self.trials.plans.values()
+            self.trials.touched |= {plan.number for plan in plans if plan.searcher == "pause"}
         if action is not None and not isinstance(action, events.Shutdown | events.Ask):
             self.trials.touched.add(action.trial)
         match action:

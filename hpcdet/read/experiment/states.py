@@ -10,18 +10,18 @@ from typing import Any
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial, GatheredWorker
 from hpcdet.store.decisions import chain, lease
 from hpcdet.store.folder import home, layout
-from hpcdet.store.folder.records import ExperimentState
+from hpcdet.store.folder.records import ExperimentState, TrialState
 from hpcdet.store.fs import beat_age, packed
 
-ENDED: frozenset[str] = frozenset({"COMPLETED", "CANCELED", "ERROR"})
+ENDED: frozenset[str] = frozenset({"COMPLETED", "STOPPED", "CANCELED", "ERROR"})
 
 FRESH_S = 120.0
 """Who gave no sign of life for so long is not counted as alive (beats come every 15 s)."""
 
-_BY_STANDING: dict[str, ExperimentState] = {
+_BY_STANDING: dict[str, TrialState] = {
     "running": "RUNNING",
     "paused": "PAUSED",
-    "stopped": "COMPLETED",
+    "stopped": "STOPPED",
     "failed": "ERROR",
     "done": "COMPLETED",
     "doubtful": "PENDING",
@@ -29,7 +29,7 @@ _BY_STANDING: dict[str, ExperimentState] = {
 }
 
 
-def trial_state(trial: GatheredTrial, over: str = "") -> ExperimentState:
+def trial_state(trial: GatheredTrial, over: str = "") -> TrialState:
     """Return the state of one trial.
 
     Args:
@@ -44,7 +44,20 @@ def trial_state(trial: GatheredTrial, over: str = "") -> ExperimentState:
         return "CANCELED"
     if over in ENDED and state in ("PENDING", "PAUSED"):
         return "ERROR" if over == "ERROR" else "CANCELED"
+    if state == "COMPLETED" and _left_early(trial):
+        return "STOPPED"
     return state
+
+
+def _left_early(trial: GatheredTrial) -> bool:
+    """True if the newest attempt ended because the search asked for it, not by its own code."""
+    end, control = trial.standing.last_end, trial.control
+    return (
+        end is not None
+        and end.reason == "stopped"
+        and control is not None
+        and control.action != "run"
+    )
 
 
 def stuck(gathered: Gathered) -> bool:

@@ -46,9 +46,11 @@ def headline(status: StatusView, name: str) -> list[str]:
 
 
 def ended(status: StatusView) -> str:
-    """Return how many trials have ended, as ``2/3 trials ended``."""
+    """Return how many trials have ended, as ``2/3 trials ended, 1 of them stopped early``."""
     done = sum(trial.state in ENDED for trial in status.trials)
-    return f"{done}/{len(status.trials)} trials ended"
+    early = sum(trial.state == "STOPPED" for trial in status.trials)
+    more = f", {early} of them stopped early" if early else ""
+    return f"{done}/{len(status.trials)} trials ended{more}"
 
 
 def failures(status: StatusView) -> list[str]:

@@ -15,7 +15,7 @@ from hpcdet.read.views.spans import Span, spans
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.budget import HOUR_S
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import ExperimentState
+from hpcdet.store.folder.records import TrialState
 
 _LITTLE = 0.5
 """Of what was asked for: using less of it is worth a suggestion."""
@@ -58,7 +58,7 @@ class EfficiencyView:
     """The trial, as ``ID/3``."""
     trial: int
     """Its number."""
-    state: ExperimentState
+    state: TrialState
     """Its state."""
     slots: int
     """Slots of the trial."""

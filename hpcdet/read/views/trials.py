@@ -12,7 +12,7 @@ from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTri
 from hpcdet.read.experiment.standings import Standings
 from hpcdet.read.views.items import OPTIONAL, ViewPart
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import ExperimentState, Reason
+from hpcdet.store.folder.records import Reason, TrialState
 from hpcdet.store.fs import files, packed
 from hpcdet.units import Length
 
@@ -77,7 +77,7 @@ class TrialStatusView:
     """``ID/3``: the experiment's id and the trial's number."""
     trial: int
     """Its number, from 1."""
-    state: ExperimentState
+    state: TrialState
     """Its state."""
     steps: int
     """Batches trained."""

@@ -36,7 +36,7 @@ from hpcdet.read.views.trials import (
 )
 from hpcdet.store.folder import home, scratch
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import ExperimentState, Submitted
+from hpcdet.store.folder.records import ExperimentState, Submitted, TrialState
 from hpcdet.units import Length
 
 __all__ = [
@@ -179,7 +179,7 @@ class StatusView:
     trials: list[TrialStatusView]
     """Its trials, by number."""
 
-    def states(self) -> dict[int, ExperimentState]:
+    def states(self) -> dict[int, TrialState]:
         """Return the state of the experiment, as 0, and those of its trials by their numbers."""
         return {0: self.state, **{trial.trial: trial.state for trial in self.trials}}
 

@@ -33,6 +33,8 @@ NO_FAULT: frozenset[Reason] = frozenset({
 ExperimentState = Literal[
     "PENDING", "RUNNING", "PAUSED", "STOPPING", "COMPLETED", "CANCELED", "ERROR"
 ]
+TrialState = Literal[ExperimentState, "STOPPED"]
+"""``STOPPED``: the search ended the trial before its length."""
 
 
 @dataclass(frozen=True)
