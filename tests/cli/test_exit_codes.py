@@ -60,6 +60,19 @@ def test_3_not_found_or_ambiguous(cli: Cli, swept: Builder) -> None:
     assert "no such experiment" in cli("show", "mnist", code=3).err
 
 
+LISTING = ("ls", "status", "eff", "index update", "run ls")
+OF_ONE = ("show", "logs", "explain", "best", "metrics", "events", "schedule", "report", "ckpt ls")
+
+
+@pytest.mark.parametrize("words", [*LISTING, *(f"{verb} x" for verb in OF_ONE), "policy impact x"])
+def test_3_a_folder_of_experiments_that_is_not_there(cli: Cli, tmp_path: Path, words: str) -> None:
+    absent, empty = tmp_path / "absent", tmp_path / "empty"
+    said = cli("-C", absent, *words.split(), code=3).err
+    assert said.startswith(f"error: -C {absent}: no such folder\nhint: ") and not absent.exists()
+    empty.mkdir()
+    assert "no such folder" not in cli("-C", empty, *words.split(), code=3 * (" x" in words)).err
+
+
 def test_4_a_wrong_config(cli: Cli, tmp_path: Path) -> None:
     config = tmp_path / "bad.yaml"
     config.write_text("entrypoint: model_def:X\nsercher: {name: single}\n")

@@ -176,6 +176,14 @@ def test_an_experiment_that_its_owner_shows_to_nobody_is_said_to_be_his() -> Non
         assert code == 0 and "mine" not in said
 
 
+def test_a_root_that_cannot_be_read_is_said_to_be_so() -> None:
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o700)
+        for words in ("ls", "status", "eff", "run ls", "index update", "report x", "explain @last"):
+            code, said = as_nobody(["-C", made, *words.split()])
+            assert code == 5 and f"{made}" in said and "Permission denied" in said, (words, said)
+
+
 STUBBORN = """\
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcdet.errors import UsageError
+from hpcdet.errors import NotFound, UsageError
 from hpcdet.read.lookup.escapes import escaped
 
 if TYPE_CHECKING:
@@ -53,7 +53,20 @@ class Settings:
 
     @property
     def root(self) -> Path:
-        """The folder that holds experiments: ``-C``, ``$HPCDET_ROOT``, the site's, or here."""
+        """The folder that holds experiments, as ``wanted_root``.
+
+        Raises:
+            NotFound: that of ``-C`` does not exist; any other may be made by the first experiment.
+        """
+        given = self.given_root
+        if given is not None and not given.is_dir():
+            hint = "-C names the folder that holds experiments"
+            raise NotFound("no such folder", where=f"-C {given}", hint=hint)
+        return self.wanted_root
+
+    @property
+    def wanted_root(self) -> Path:
+        """The folder for experiments: ``-C``, ``$HPCDET_ROOT``, the site's, or here."""
         from hpcdet.store.folder import home
 
         if self.given_root or os.environ.get("HPCDET_ROOT"):
@@ -130,7 +143,7 @@ def global_options(hidden: bool) -> list[click.Option]:
             "-C",
             "--root",
             stores="given_root",
-            type=click.Path(path_type=Path, file_okay=False),
+            type=click.Path(path_type=Path, file_okay=False, readable=False),
             help="Folder that holds experiments [$HPCDET_ROOT].",
         ),
         option("--profile", stores="profile", metavar="SITE", help="The site: --site of any verb."),

@@ -90,7 +90,9 @@ def doctor_command(
     """
     found = [
         *machine_checks.python(),
-        *machine_checks.guarded("creation", lambda: storage_checks.findings(settings().root)),
+        *machine_checks.guarded(
+            "creation", lambda: storage_checks.findings(settings().wanted_root)
+        ),
         *machine_checks.guarded("site", lambda: _site(site_name)),
     ]
     if node:

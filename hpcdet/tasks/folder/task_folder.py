@@ -178,12 +178,16 @@ def tasks(root: Path, kind: str = "") -> list[TaskPaths]:
         kind: only these; "": all.
 
     Raises:
+        PermissionError: the folder of experiments cannot be read.
         Unavailable: as ``refuse_foreign``.
     """
     folder = root / TASKS
     try:
         names = os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except PermissionError:  # another user's tasks, or a root that cannot be read
+        os.scandir(root).close()
         return []
     refuse_foreign(root)
     found = []
