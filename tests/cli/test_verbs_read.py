@@ -513,3 +513,43 @@ def test_the_newest_experiments_are_listed_without_reading_the_others(
     assert len(read) == 6, "any of them may be the first by that key"
     read.clear()
     assert cli("ls", "--limit", "2", "--state", "ERROR", "-o", "id").out == "" and len(read) == 6
+
+
+def test_status_shows_few_trials_and_few_experiments_in_tables(cli: Cli) -> None:
+    for number in range(12):
+        built = Builder(cli.root / f"old-{number:04}")
+        if number != 1:
+            built.close("ERROR" if not number else "COMPLETED")
+    built = Builder(cli.root / "wide-0000")
+    for number in range(1, 31):
+        trial = built.trial(hidden=number)
+        attempt = trial.attempt()
+        if number == 30:
+            continue
+        if number == 29:
+            attempt.end("user_error")
+            trial.control("fail", why="ValueError: x")
+            continue
+        attempt.metrics("validation", 100, validation_loss=abs(number - 25))
+        attempt.end("completed")
+    for place, folder in enumerate(sorted(cli.root.iterdir())):
+        os.utime(folder / "experiment.yaml", (place, place))
+
+    ran = cli("status", "wide")
+    rows = [line.split()[:2] for line in ran.out.partition("HYPERPARAMETERS")[2].splitlines()[1:]]
+    assert rows[:4] == [
+        ["25", "COMPLETED"], ["30", "RUNNING"], ["29", "ERROR"], ["24", "COMPLETED"],
+    ]  # fmt: skip
+    assert len(rows) == 20 and "20 of 30 trials; all of them: --all" in ran.err
+    whole = cli("status", "wide", "--all")
+    assert len(whole.out.partition("HYPERPARAMETERS")[2].splitlines()) == 31
+    assert [trial["trial"] for trial in cli("status", "wide", "-o", "json").items[0]["trials"]] == [
+        *range(1, 31)
+    ]
+
+    ran = cli("status")
+    shown = [line.split()[0] for line in ran.out.splitlines() if line[:4] in ("old-", "wide")]
+    assert shown == ["old-0001", *(f"old-{n:04}" for n in range(3, 12)), "wide-0000"]
+    assert "2 older experiments have ended: hpcdet status --all" in ran.err
+    assert len(cli("status", "-o", "json").items) == 13 and "old-0000" in cli("status", "--all").out
+    assert cli("status", "--exit-status", code=6).err.count("old-0000") == 1

@@ -14,14 +14,14 @@ from hpcdet.cli.frame.ids import called, ids_argument, references
 from hpcdet.cli.frame.progress import progress
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
-from hpcdet.errors import StillPending, Unsuccessful
+from hpcdet.errors import StillPending, Unsuccessful, UsageError
 from hpcdet.read.experiment.gather import Memory
 from hpcdet.read.experiment.states import ENDED
 from hpcdet.read.views import views
 from hpcdet.read.views.views import StatusView
 from hpcdet.store.folder.layout import ExperimentPaths
 
-__all__ = ["ENDED", "following", "pause", "until", "wait_command"]
+__all__ = ["ENDED", "following", "pause", "until", "wait_command", "watched"]
 
 Done = Callable[[StatusView], bool]
 
@@ -122,6 +122,21 @@ _GOALS: dict[str, Done] = {
     "paused": lambda item: item.state in ENDED or item.state == "PAUSED",
     "checkpoint": lambda item: ended(item) or any(t.last_checkpoint for t in item.trials),
 }
+
+
+def watched(watch: str, ids: Sequence[str]) -> tuple[float, Sequence[str]]:
+    """Return the seconds between two looks and the ids; click reads ID in ``-w ID`` as seconds.
+
+    Raises:
+        UsageError: less than a second.
+    """
+    try:
+        every = Seconds().convert(watch, None, None)
+    except click.BadParameter:
+        return 5.0, (watch, *ids)
+    if every < 1:
+        raise UsageError(f"{watch} is less than a second", where="-w")
+    return every, ids
 
 
 @click.command("wait", short_help="Block until experiments end.")

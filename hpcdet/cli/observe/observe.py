@@ -16,7 +16,7 @@ from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.ids import called, id_argument, ids_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
-from hpcdet.cli.frame.times import Seconds, moment
+from hpcdet.cli.frame.times import moment
 from hpcdet.cli.observe import follow, trial_table
 from hpcdet.errors import Unsuccessful, UsageError
 from hpcdet.read.experiment import series
@@ -137,6 +137,10 @@ def _sorted(rows: list[T], by: str) -> list[T]:
     return [row for _, row in sorted(ordered, key=value, reverse=by.startswith("-"))] + nothing
 
 
+_NEWEST, _TRIALS = 10, 20
+"""Experiments that ``status`` shows though they have ended; trials that it shows of each."""
+
+
 @click.command("status", short_help="One screen: state, trials, best value, health.")
 @ids_argument(required=False)
 @click.option(
@@ -148,9 +152,15 @@ def _sorted(rows: list[T], by: str) -> list[T]:
     help="Again every SEC seconds (5) until all have ended.",
 )
 @click.option("--exit-status", is_flag=True, help="Exit 6 if one of them ended badly.")
+@click.option("--all", "whole", is_flag=True, help="All trials, and without ID all experiments.")
 @output("status", StatusView)
-def status_command(out: Output, ids: Sequence[str], watch: str | None, exit_status: bool) -> None:
+def status_command(
+    out: Output, ids: Sequence[str], watch: str | None, exit_status: bool, whole: bool
+) -> None:
     """Show the state of experiments, from their files alone: the scheduler is not asked.
+
+    Tables show 20 trials, the best, running and failed ones first; without ID, those
+    experiments that have not ended, and the newest 10. Other formats are whole.
 
     \b
     Examples: hpcdet status digits-7f3a
@@ -158,35 +168,21 @@ def status_command(out: Output, ids: Sequence[str], watch: str | None, exit_stat
     """
     every: float | None = None
     if watch is not None:
-        every, ids = _watched(watch, ids)
+        every, ids = follow.watched(watch, ids)
+    short = out.for_people and not out.fields and not whole
     with contextlib.nullcontext() if every is None else follow.following():
         memories: dict[ExperimentPaths, Memory] | None = None if every is None else {}
-        items, warnings = _status(ids, memories)
-        _print_status(out, items, [*warnings, *_drift(ids, items), *_said(items)])
+        items, warnings = _status(ids, memories, short and not exit_status)
+        _print_status(out, items, [*warnings, *_drift(ids, items), *_said(items)], short)
         while every is not None and not all(item.state in follow.ENDED for item in items):
             follow.pause(every)
-            items, warnings = _status(ids, memories)
+            items, warnings = _status(ids, memories, short and not exit_status)
             if settings().live and out.for_people:
                 click.clear()
-            _print_status(out, items, warnings)
+            _print_status(out, items, warnings, short)
     bad = [item.id for item in items if item.state in ("ERROR", "CANCELED")]
     if exit_status and bad:
         raise Unsuccessful("ended without success", where=", ".join(bad))
-
-
-def _watched(watch: str, ids: Sequence[str]) -> tuple[float, Sequence[str]]:
-    """Return the seconds between two looks and the ids; click reads ID in ``-w ID`` as seconds.
-
-    Raises:
-        UsageError: less than a second.
-    """
-    try:
-        every = Seconds().convert(watch, None, None)
-    except click.BadParameter:
-        return 5.0, (watch, *ids)
-    if every < 1:
-        raise UsageError(f"{watch} is less than a second", where="-w")
-    return every, ids
 
 
 def _said(items: list[StatusView]) -> list[str]:
@@ -232,12 +228,13 @@ def _drift(ids: Sequence[str], items: list[StatusView]) -> list[str]:
 
 
 def _status(
-    ids: Sequence[str], memories: dict[ExperimentPaths, Memory] | None
+    ids: Sequence[str], memories: dict[ExperimentPaths, Memory] | None, short: bool
 ) -> tuple[list[StatusView], list[str]]:
     """Return items and warnings.
 
     Args:
         memories: of former looks, to which those of this one are added; None: it is the only look.
+        short: without ids, leave out what has ended but for the newest ``_NEWEST``.
     """
     root = settings().root
 
@@ -247,7 +244,11 @@ def _status(
         return views.status(memories.setdefault(paths, Memory(paths)).look())
 
     if not ids:
-        return of_each(find.experiments(root), look)
+        every = find.experiments(root)
+        old = [paths for paths in every[:-_NEWEST] if paths.closed.exists()] if short else []
+        if old:
+            settings().note(f"{len(old)} older experiments have ended: hpcdet status --all")
+        return of_each([paths for paths in every if paths not in old], look)
     items = []
     for each in ids:
         found = find.reference(each, root)
@@ -258,7 +259,9 @@ def _status(
     return items, []
 
 
-def _print_status(out: Output, items: list[StatusView], warnings: Sequence[str]) -> None:
+def _print_status(
+    out: Output, items: list[StatusView], warnings: Sequence[str], short: bool
+) -> None:
     if not out.for_people or out.fields:
         out.emit(items, (), warnings=warnings)
         return
@@ -275,7 +278,10 @@ def _print_status(out: Output, items: list[StatusView], warnings: Sequence[str])
         for line in describe.failures(item):
             settings().note(line)
         if item.trials:
-            out.emit(item.trials, trial_table.trials(item))
+            shown = trial_table.foremost(item, _TRIALS) if short else item.trials
+            out.emit(shown, trial_table.trials(item))
+            if len(shown) < len(item.trials):
+                settings().note(f"{len(shown)} of {len(item.trials)} trials; all of them: --all")
 
 
 ATTEMPTS = (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 from hpcdet.cli.frame.output import Column
+from hpcdet.read.experiment import series
 from hpcdet.read.views import describe
 from hpcdet.read.views.trials import TrialStatusView
 from hpcdet.read.views.views import StatusView
@@ -53,6 +55,25 @@ def trials(item: StatusView) -> tuple[Column, ...]:
         Column("HYPERPARAMETERS", own if same else "hyperparameters"),
         *TRIALS[at + 1 :],
     )
+
+
+def foremost(item: StatusView, limit: int) -> list[TrialStatusView]:
+    """Return all trials if they are few, else the best, running and failed ones, then by value."""
+    if len(item.trials) <= limit:
+        return item.trials
+    best = {one.trial for one in item.front} | ({item.best.trial} if item.best else set())
+
+    def place(trial: TrialStatusView) -> tuple[int, float]:
+        ranks = (
+            trial.trial in best,
+            trial.state in ("RUNNING", "STOPPING"),
+            trial.state == "ERROR",
+        )
+        value = series.number(trial.best)
+        loss = math.inf if value is None else value if item.smaller_is_better else -value
+        return (ranks.index(True) if True in ranks else len(ranks), loss)
+
+    return sorted(item.trials, key=place)[:limit]
 
 
 def _goals(status: StatusView) -> tuple[Column, ...]:
