@@ -20,7 +20,7 @@ from hpcdet.control.upkeep import accounting
 from hpcdet.read import report
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.lookup import find
-from hpcdet.read.views import views
+from hpcdet.read.views import logs, views
 from hpcdet.search import registry
 from hpcdet.search.api import codec, events
 from hpcdet.store.config import resolved_config as config
@@ -553,3 +553,68 @@ def test_status_shows_few_trials_and_few_experiments_in_tables(cli: Cli) -> None
     assert "2 older experiments have ended: hpcdet status --all" in ran.err
     assert len(cli("status", "-o", "json").items) == 13 and "old-0000" in cli("status", "--all").out
     assert cli("status", "--exit-status", code=6).err.count("old-0000") == 1
+
+
+FRAMES = """\
+Traceback (most recent call last):
+  File "/opt/venv/lib/python3.11/site-packages/hpcdet/pytorch/entry.py", line 29, in run_entrypoint
+    fit_as_configured(trial_class(context), context)
+    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/opt/venv/lib/python3.11/site-packages/hpcdet/pytorch/trainer.py", line 86, in fit
+    Loop(self._trial).run()
+  File "/home/ada/hpcdet/model_def.py", line 50, in train_batch
+    self.context.backward(loss)
+  File "/opt/venv/lib/python3.11/site-packages/hpcdet/pytorch/trainer.py", line 1, in backward
+    loss.backward()
+  File "/opt/venv/lib/python3.11/site-packages/torch/_tensor.py", line 5, in backward
+    raise RuntimeError("no grad")
+RuntimeError: no grad
+"""
+FOLDED = """\
+Traceback (most recent call last):
+  … 2 frames of hpcdet
+  File "/home/ada/hpcdet/model_def.py", line 50, in train_batch
+    self.context.backward(loss)
+  … 1 frame of hpcdet
+  File "/opt/venv/lib/python3.11/site-packages/torch/_tensor.py", line 5, in backward
+    raise RuntimeError("no grad")
+RuntimeError: no grad
+"""
+
+
+def test_explain_begins_with_failures_and_folds_frames_of_hpcdet(cli: Cli) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    built.job(error="no such partition")
+    built.trial().attempt().end("lost")
+    trial = built.trial()
+    attempt = trial.attempt()
+    attempt.log(FRAMES)
+    attempt.end("user_error", error="RuntimeError: no grad")
+    trial.control("fail", why="failed 1 times: RuntimeError: no grad")
+    items = cli("explain", "digits", "-o", "json").items
+    assert [item["kind"] for item in items[:3]] == ["state", "failure", "pending"]
+    assert "\n".join(items[1]["evidence"][-len(FOLDED.splitlines()) :]) + "\n" == FOLDED
+    cli("report", "digits")
+    page = (built.paths.root / "report.html").read_text()
+    assert "… 2 frames of hpcdet" in page and "fit_as_configured" not in page
+    own = [line for line in FRAMES.splitlines() if "ada" not in line and "torch" not in line]
+    assert logs.folded(own) == own
+
+
+def test_explain_says_where_starting_took_most_of_the_time(cli: Cli) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    attempt = built.trial().attempt()
+    built.clock -= 1  # two seconds to its first step, one of training
+    attempt.end("completed")
+    items = cli("explain", "digits", "-o", "json").items
+    [said] = [item for item in items if item["kind"] == "slow"]
+    assert said["finding"].startswith("slow: starting: 67% of") and "1 times" in said["finding"]
+    assert "hpcdet eff digits-7f3a --waste" in said["next"]
+    cli("eff", "digits-7f3a", "--waste")
+    attempt = built.trial().attempt()
+    for step in range(1, 20):
+        attempt.metrics("training", step, loss=0.5)
+    attempt.end("completed")
+    assert "starting" not in cli("explain", "digits").out
+    assert "slow: starting: " in cli("explain", "digits/1").out
+    assert "starting" not in cli("explain", "digits/2").out

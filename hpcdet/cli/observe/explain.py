@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 import statistics
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from hpcdet.errors import HpcdetError
 from hpcdet.read.experiment import changes, gather, states, timing
 from hpcdet.read.lookup import find, lineage
 from hpcdet.read.lookup.escapes import escaped
-from hpcdet.read.views import beyond_rungs, describe, logs, timeline, views
+from hpcdet.read.views import beyond_rungs, describe, logs, spans, timeline, views
 from hpcdet.read.views.items import text
 from hpcdet.read.views.trials import AttemptView, TrialStatusView, seconds
 from hpcdet.read.views.views import StatusView
@@ -90,7 +91,7 @@ def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
     asked = {kind for kind, flag in (("pending", pending), ("failure", failure)) if flag}
     findings = [
         finding
-        for finding in _explain(gather.gather(found.paths), found.trial)
+        for finding in _in_order(_explain(gather.gather(found.paths), found.trial))
         if not asked or finding.kind in {"state", *asked}
     ]
     if asked and not any(finding.kind in asked for finding in findings):
@@ -107,6 +108,15 @@ def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
             click.echo(escaped(f"    {line}"))
         if finding.next:
             click.echo(escaped(f"  next: {finding.next}"))
+
+
+_ORDER = {"failure": 1, "pending": 2, "slow": 4}
+
+
+def _in_order(findings: Iterator[FindingView]) -> list[FindingView]:
+    """Return the experiment's state, failures, what waits, the rest, and what is slow."""
+    first, *others = findings
+    return [first, *sorted(others, key=lambda finding: _ORDER.get(finding.kind, 3))]
 
 
 def _alike(findings: list[FindingView]) -> Iterator[tuple[FindingView, int]]:
@@ -141,6 +151,7 @@ def _explain(gathered: gather.Gathered, trial: int) -> Iterator[FindingView]:
     yield from _queue(gathered, item)
     yield from _avoided(gathered)
     yield from _rungs(gathered)
+    yield from _starting(gathered, trial)
     for row in item.trials:
         if trial in (0, row.trial):
             yield from _trial(gathered, row)
@@ -180,6 +191,22 @@ def _rungs(gathered: gather.Gathered) -> Iterator[FindingView]:
     evidence.append(f"trials {', '.join(map(str, trials[:20]))}{' …' if len(trials) > 20 else ''}")
     next = f"searcher.wait_at_rungs_s: {beyond_rungs.wait_s(took)}, or rungs farther apart"
     yield _finding("slow", gathered.id, said, next, evidence)
+
+
+def _starting(gathered: gather.Gathered, trial: int) -> Iterator[FindingView]:
+    """Find that trials, or one, took longer to start than to train."""
+    found = [s for s in spans.spans(gathered, time.time()) if trial in (0, s.trial)]
+    sums = spans.totals(found)
+    held = sums["starting"] + sums["training"] + sums["lost"]
+    if not sums["training"] or sums["starting"] <= held / 2:
+        return
+    starts = [span for span in found if span.kind == "starting"]
+    each = units.duration(statistics.median(span.end - span.start for span in starts))
+    said = f"slow: starting: {sums['starting'] / held:.0%} of the time that trials held their slots"
+    said += f" (typically {each} from claim to first step, {len(starts)} times)"
+    name = called(find.Reference(gathered.paths, trial))
+    next = f"hpcdet eff {name} --waste; docs/guides/slow.md; or more training in each attempt"
+    yield _finding("slow", f"{gathered.id}/{trial}" if trial else gathered.id, said, next)
 
 
 def _said(trial: gather.GatheredTrial, row: TrialStatusView) -> Iterator[FindingView]:
@@ -276,7 +303,7 @@ def _trial(gathered: gather.Gathered, row: TrialStatusView) -> Iterator[FindingV
         ranks = [[line.text for line in trace] for trace in traces]
         # other ranks complain of the one that failed
         its = [trace for trace in ranks if error in text(" ".join(trace))]
-        evidence = (its or ranks or [[]])[0]
+        evidence = logs.folded((its or ranks or [[]])[0])
         if its:
             why = why.removesuffix(error).rstrip(": ")  # it is its last line
         elif error not in why:

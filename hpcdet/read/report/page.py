@@ -239,7 +239,7 @@ def _failures(gathered: Gathered, attempts: Sequence[AttemptView]) -> Iterator[F
     for (reason, _), rows in sorted(alike.items(), key=lambda item: (-len(item[1]), item[0])):
         first = rows[0]
         blocks = logs.errors(gathered.paths, first.trial, first.attempt)
-        lines = [line.text for line in blocks[0][-TRACE_LINES:]] if blocks else []
+        lines = logs.folded([line.text for line in blocks[0]])[-TRACE_LINES:] if blocks else []
         yield Failure(
             reason=reason.replace("_", " "),
             error=first.error,

@@ -10,12 +10,13 @@ import itertools
 import os
 import re
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
+import hpcdet
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, End
@@ -290,6 +291,33 @@ def _after_error(lines: Iterator[LogLine]) -> list[LogLine]:
         if line.text in _LINKS:
             return after
     return list(itertools.takewhile(lambda line: line.text.startswith((" ", "\t")), after))
+
+
+_PACKAGE = Path(hpcdet.__file__).parent
+_FRAME = re.compile(r'  File ".*/hpcdet/(?P<module>[a-z0-9_/]{1,200}\.py)", line \d+')
+
+
+def folded(trace: Sequence[str]) -> list[str]:
+    """Return a traceback's lines with runs of hpcdet's own frames as ``  … 3 frames of hpcdet``.
+
+    One that has no other frames stays as it is.
+    """
+    found: list[str] = []
+    own = others = 0
+    for line in [*trace, ""]:
+        if line.startswith("  File "):
+            frame = _FRAME.match(line)
+            if frame is not None and (_PACKAGE / frame["module"]).is_file():
+                own += 1
+                continue
+            others += 1
+        elif own and line.startswith("    "):
+            continue  # the code of our frame
+        if own:
+            found.append(f"  … {own} frame{'s' if own > 1 else ''} of hpcdet")
+            own = 0
+        found.append(line)
+    return found[:-1] if others else list(trace)
 
 
 def errors(
