@@ -9,8 +9,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
@@ -618,3 +620,29 @@ def test_explain_says_where_starting_took_most_of_the_time(cli: Cli) -> None:
     assert "starting" not in cli("explain", "digits").out
     assert "slow: starting: " in cli("explain", "digits/1").out
     assert "starting" not in cli("explain", "digits/2").out
+
+
+def test_report_refuses_trials_and_formats_and_metrics_names_what_there_is(
+    cli: Cli, swept: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = cli("report", "digits/3", code=2).err
+    assert "whole experiment" in said and "hpcdet show digits-7f3a/3" in said
+    assert "hpcdet show ID -o json" in cli("report", "digits", "-o", "json", code=2).err
+    assert not (tmp_path / "json").exists() and not (swept.paths.root / "report.html").exists()
+    said = cli("metrics", "digits", "--name", "typo").err
+    assert said.startswith("no metrics of --name typo; there are: ") and "validation_loss" in said
+
+
+def test_help_has_no_marks_of_documentation() -> None:
+    def every(command: click.Command, context: click.Context) -> Iterator[click.Command]:
+        yield command
+        if isinstance(command, click.Group):
+            for name in command.list_commands(context):
+                below = command.get_command(context, name)
+                assert below is not None
+                yield from every(below, context)
+
+    for command in every(main.cli, click.Context(main.cli)):
+        options = [one.help for one in command.params if isinstance(one, click.Option)]
+        assert not any("`" in text for text in [command.help, *options] if text), command.name

@@ -98,7 +98,7 @@ def _is_in(id: str, wanted: Sequence[str]) -> bool:
 @_wait()
 @output("pause", ActionView)
 def pause_command(out: Output, ids: Sequence[str], dry_run: bool, wait: bool) -> None:
-    """Stop experiments or trials (ID/3) at a checkpoint; ``resume`` goes on from there.
+    """Stop experiments or trials (ID/3) at a checkpoint; resume goes on from there.
 
     \b
     Example: hpcdet pause digits-7f3a --wait
@@ -132,7 +132,7 @@ def hold_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
 @_dry_run()
 @output("release", ActionView)
 def release_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
-    """Let the jobs of experiments start that ``hold`` or ``submit --hold`` kept in the queue.
+    """Let the jobs of experiments start that hold or submit --hold kept in the queue.
 
     \b
     Example: hpcdet release digits-7f3a

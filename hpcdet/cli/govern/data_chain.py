@@ -184,7 +184,7 @@ def sign(out: Output, file: Path, key: Path) -> None:
 @click.argument("file", type=FILE)
 @output("data.chain.show", ChainLinkView)
 def show(out: Output, file: Path) -> None:
-    """Show the links of a chain; ``data verify`` verifies them.
+    """Show the links of a chain; data verify verifies them.
 
     \b
     Example: hpcdet data chain show hosp-a.chain -o wide

@@ -44,7 +44,7 @@ class BestTrialView:
 @ids_argument()
 @output("best", BestTrialView)
 def best_command(out: Output, ids: Sequence[str]) -> None:
-    """The best trial of experiments; with several objectives all that no other one beats in all.
+    """The best trial of experiments; with several objectives the Pareto front.
 
     Only trials that keep the constraints are named. Trials are compared at the greatest length at
     which one of these has reported.

@@ -145,7 +145,7 @@ def watched(watch: str, ids: Sequence[str]) -> tuple[float, Sequence[str]]:
 @click.option("--any", "any_", is_flag=True, help="Until it holds for one of them.")
 @click.option("--timeout", type=Seconds(), metavar="TIME", help="Exit 8 after this time.")
 def wait_command(ids: Sequence[str], goal: str, any_: bool, timeout: float | None) -> None:
-    """Block until experiments end. Exit 6 if one of them failed, 8 after ``--timeout``.
+    """Block until experiments end. Exit 6 if one of them failed, 8 after --timeout.
 
     \b
     Example: hpcdet wait digits-7f3a --timeout 12h

@@ -37,7 +37,7 @@ COLUMNS = (Column("TRIAL", "trial"), Column("ATTEMPT", "attempt"), Column("RANK"
 @click.option("--head", type=click.IntRange(min=0), metavar="N", help="Only the first N lines.")
 @click.option("--rank", type=int, multiple=True, help="Only this rank (repeat for more).")
 @click.option("--attempt", type=int, default=0, help="Only this attempt of each trial.")
-@click.option("--previous", is_flag=True, help="Only the last attempt but one of each trial.")
+@click.option("--previous", is_flag=True, help="Only the attempt before the last of each trial.")
 @click.option("--since", default="", metavar="AGE|TIME", help="Only later lines.")
 @click.option("--until", default="", metavar="AGE|TIME", help="Only earlier lines.")
 @click.option(
@@ -45,7 +45,7 @@ COLUMNS = (Column("TRIAL", "trial"), Column("ATTEMPT", "attempt"), Column("RANK"
     default="",
     type=click.Choice(["", *logs.LEVELS], case_sensitive=False),
     metavar="LEVEL",
-    help="Only lines of this level or a graver one.",
+    help="Only lines of this level or more severe.",
 )
 @click.option("-g", "--grep", default="", metavar="RE", help="Only lines that match.")
 @click.option("--errors", is_flag=True, help="The first traceback of each rank.")

@@ -112,11 +112,14 @@ def metrics_command(
     if last and best:
         raise UsageError("--last and --best exclude each other", hint="leave one out")
     items: list[MetricView] = []
+    there: set[str] = set()
     for reference in references(ids):
         gathered = gather.gather(reference.paths)
         rows = views.metrics(
             gathered, trial=reference.trial, name=name, group=group, superseded=all_
         )
+        if not rows and name != "*":
+            there |= {row["name"] for row in views.metrics(gathered, trial=reference.trial)}
         if last:
             rows = series.last(rows)
         if best:
@@ -133,6 +136,7 @@ def metrics_command(
     columns = (*COLUMNS[:4], Column("X", "x", right=True), *COLUMNS[4:]) if axis else COLUMNS
     asked = [f"--{what} {text}" for what, text in (("name", name), ("group", group)) if text != "*"]
     empty = f"no metrics of {' '.join(asked)}" if asked else "no metrics yet"
+    empty += f"; there are: {', '.join(sorted(there))}" if there else ""
     out.emit(items, columns, key="name", empty=empty)
 
 

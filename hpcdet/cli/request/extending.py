@@ -34,7 +34,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     longer = click.option(
         "--longer",
         metavar="LENGTH",
-        help="Train trials until LENGTH instead: 2000 in the unit of max_length, 40epochs.",
+        help="Extend training to LENGTH: 2000 in the unit of max_length, 40epochs.",
     )
     more = click.option(
         "--more-trials",

@@ -103,7 +103,7 @@ def fork_command(
 
     With --without-routing nothing is carried over: the same search begins again with the same
     seeds and keys, and its policy denies nothing. It assures NONE, and shows what routing costs:
-    policy report has both side by side. The policy must say `ablation: allowed`.
+    policy report has both side by side. The policy must say 'ablation: allowed'.
 
     \b
     Examples: hpcdet fork digits-7f3a --more-trials 32 -n

@@ -116,7 +116,7 @@ class SubmitFlags:
     "--after",
     multiple=True,
     metavar="ID",
-    help="Begin once this experiment or job ended well (repeat for more).",
+    help="Begin once this experiment or job has succeeded (repeat for more).",
 )
 @click.option(
     "--include",
@@ -132,7 +132,7 @@ class SubmitFlags:
 )
 @click.option("-n", "--dry-run", is_flag=True, help="Show script and config, ask the scheduler.")
 @click.option("--offline", is_flag=True, help="With -n: do not ask the scheduler.")
-@click.option("--prepare", is_flag=True, help="Make the experiment; you submit it yourself.")
+@click.option("--prepare", is_flag=True, help="Prepare the experiment without submitting it.")
 @click.option("--test/--no-test", default=True, help="Try one batch first [yes].")
 @click.option(
     "-f", "--follow", "--wait", "wait", is_flag=True, help="Wait until the experiment has ended."

@@ -42,7 +42,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def init(name: str | None, out: Path | None) -> None:
     """Draft a site file from the facts of this host's cluster; print the file's name.
 
-    NAME is the cluster's own name by default. A file that is there is never overwritten. `--out -`
+    NAME is the cluster's own name by default. A file that is there is never overwritten. --out -
     prints the text instead.
 
     \b
