@@ -564,7 +564,7 @@ Traceback (most recent call last):
     ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
   File "/opt/venv/lib/python3.11/site-packages/hpcdet/pytorch/trainer.py", line 86, in fit
     Loop(self._trial).run()
-  File "/home/ada/hpcdet/model_def.py", line 50, in train_batch
+  File "/ada/hpcdet/model_def.py", line 50, in train_batch
     self.context.backward(loss)
   File "/opt/venv/lib/python3.11/site-packages/hpcdet/pytorch/trainer.py", line 1, in backward
     loss.backward()
@@ -575,7 +575,7 @@ RuntimeError: no grad
 FOLDED = """\
 Traceback (most recent call last):
   … 2 frames of hpcdet
-  File "/home/ada/hpcdet/model_def.py", line 50, in train_batch
+  File "/ada/hpcdet/model_def.py", line 50, in train_batch
     self.context.backward(loss)
   … 1 frame of hpcdet
   File "/opt/venv/lib/python3.11/site-packages/torch/_tensor.py", line 5, in backward
@@ -646,3 +646,10 @@ def test_help_has_no_marks_of_documentation() -> None:
     for command in every(main.cli, click.Context(main.cli)):
         options = [one.help for one in command.params if isinstance(one, click.Option)]
         assert not any("`" in text for text in [command.help, *options] if text), command.name
+
+
+def test_show_never_cuts_a_job(cli: Cli) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    job = "local-66154c87e92a3-844f00112233@node01.example.org"
+    built.job(job)
+    assert job in cli("show", "digits", "--section", "jobs").out

@@ -291,7 +291,7 @@ ATTEMPTS = (
     Column("STEPS", "steps", right=True),
     Column("START", text_format.time_of("start"), cut=False),
     Column("TOOK", lambda row: units.duration(row.duration_s), right=True),
-    Column("JOB", "job"),
+    Column("JOB", "job", cut=False),
     Column("NODES", "nodes", wide=True),
     Column("ERROR", "error"),
 )
@@ -299,7 +299,7 @@ ATTEMPTS = (
 JOBS = (
     Column("N", "number", right=True),
     Column("NAME", "name"),
-    Column("JOB", "job"),
+    Column("JOB", "job", cut=False),
     Column("TASKS", "tasks", right=True),
     Column("AT ONCE", "throttle", right=True),
     Column("SUBMITTED", text_format.time_of("at"), cut=False),
@@ -316,7 +316,7 @@ CHANGES = (
 
 ALLOCATIONS = (
     Column("WORKER", "worker", cut=False),
-    Column("JOB", "job"),
+    Column("JOB", "job", cut=False),
     Column("SLOTS", "slots", wide=True, right=True),
     Column("START", text_format.time_of("start"), cut=False),
     Column("END", text_format.time_of("end"), wide=True, cut=False),
