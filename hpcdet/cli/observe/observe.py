@@ -245,7 +245,7 @@ def _status(
 
     if not ids:
         every = find.experiments(root)
-        old = [paths for paths in every[:-_NEWEST] if paths.closed.exists()] if short else []
+        old = {paths for paths in every[:-_NEWEST] if paths.closed.exists()} if short else set()
         if old:
             settings().note(f"{len(old)} older experiments have ended: hpcdet status --all")
         return of_each([paths for paths in every if paths not in old], look)
