@@ -57,6 +57,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
             "schedule", "observe.schedule", "What a trial was trained with, its parents included."
         ),
         Verb("eff", "observe.eff", "Cores, memory and time: requested, used, and what to ask for."),
+        Verb("usage", "observe.usage", "Slot hours by user, project, account and month."),
         Verb("wait", "observe.follow", "Block until experiments end."),
         Verb("report", "observe.report", "Write an experiment into one HTML file."),
     ),

@@ -11,6 +11,7 @@ from hpcdet.schedulers.common.base import Scheduler
 
 if TYPE_CHECKING:
     from hpcdet.site import Site
+    from hpcdet.store.config.resolved_config import Resolved
 
 GROUP = "hpcdet.schedulers"
 
@@ -37,6 +38,15 @@ def open_scheduler(site: Site) -> Scheduler:
     Raises ConfigError as ``backend``.
     """
     return of(site).control(site)
+
+
+def account(site: Site, resolved: Resolved) -> str:
+    """The project or account that an experiment's jobs are charged to; "" if none is named.
+
+    Raises ConfigError as ``backend``.
+    """
+    directives = site.view(resolved.resources.resource_pool).directives
+    return of(site).script.project(directives, resolved.user_options(site.scheduler))
 
 
 def every() -> list[Backend]:

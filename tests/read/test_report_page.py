@@ -14,8 +14,8 @@ from hpcdet import units
 from hpcdet.read import report
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.report import curves, scale, timeline_chart
+from hpcdet.read.usage.spans import epoch, spans, totals
 from hpcdet.read.views import timeline
-from hpcdet.read.views.spans import epoch, spans, totals
 from hpcdet.store.fs import files
 from tests.builders import EPOCH, Builder, sweep
 

@@ -23,7 +23,8 @@ from hpcdet.read import report
 from hpcdet.read.experiment import series, timing
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.report import step_phases
-from hpcdet.read.views import efficiency, views
+from hpcdet.read.usage import efficiency
+from hpcdet.read.views import views
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.fs import journal
 from hpcdet.train.telemetry import probes

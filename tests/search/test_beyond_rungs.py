@@ -8,7 +8,7 @@ import pytest
 
 from hpcdet.jobs.checks import decisions
 from hpcdet.read.experiment.gather import Gathered
-from hpcdet.read.views.beyond_rungs import Beyond, beyond
+from hpcdet.read.usage.beyond_rungs import Beyond, beyond
 from tests.builders import Builder
 from tests.commands import Cli, cli  # noqa: F401
 

@@ -15,8 +15,8 @@ from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.read.lookup import find
 from hpcdet.read.lookup.all_experiments import of_each
-from hpcdet.read.views import efficiency
-from hpcdet.read.views.efficiency import EfficiencyView
+from hpcdet.read.usage import efficiency
+from hpcdet.read.usage.efficiency import EfficiencyView
 
 
 def _of(used: str, asked: str, word: Callable[[Any], str]) -> Callable[[EfficiencyView], str]:
@@ -70,10 +70,12 @@ COLUMNS = (
 )
 WASTE = (
     Column("TRIAL", "id", cut=False),
-    Column("SLOT HOURS", lambda item: f"{item.slot_hours:.3g}", right=True),
+    Column("HOURS", lambda item: f"{item.slot_hours:.3g}", right=True),
     Column("USEFUL", _useful, right=True),
     Column("STARTING", lambda item: f"{item.waste.starting:.3g}", right=True),
     Column("LOST", lambda item: f"{item.waste.lost:.3g}", right=True),
+    Column("FAILED", lambda item: f"{item.waste.failed:.3g}", right=True),
+    Column("IDLE", lambda item: f"{item.waste.idle:.3g}", right=True),
     Column("WAITED", lambda item: f"{item.waste.waiting:.3g}", right=True),
 )
 

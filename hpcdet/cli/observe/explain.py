@@ -23,7 +23,8 @@ from hpcdet.errors import HpcdetError
 from hpcdet.read.experiment import changes, gather, states, timing
 from hpcdet.read.lookup import find, lineage
 from hpcdet.read.lookup.escapes import escaped
-from hpcdet.read.views import beyond_rungs, describe, logs, spans, timeline, views
+from hpcdet.read.usage import beyond_rungs, spans
+from hpcdet.read.views import describe, logs, timeline, views
 from hpcdet.read.views.items import text
 from hpcdet.read.views.trials import AttemptView, TrialStatusView, seconds
 from hpcdet.read.views.views import StatusView

@@ -135,9 +135,7 @@ def _file(site: Site) -> Path:
 
 
 def _project(holder: Holder) -> str:
-    resolved, site = holder.resolved, holder.hands.site
-    view = site.view(resolved.resources.resource_pool)
-    return opening.of(site).script.project(view.directives, resolved.user_options(site.scheduler))
+    return opening.account(holder.hands.site, holder.resolved)
 
 
 def _bounds(

@@ -13,7 +13,7 @@ from typing import Any
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.lookup import find
 from hpcdet.read.lookup.all_experiments import UNREADABLE
-from hpcdet.read.views.beyond_rungs import beyond, wait_s
+from hpcdet.read.usage.beyond_rungs import beyond, wait_s
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
 

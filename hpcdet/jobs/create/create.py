@@ -19,6 +19,7 @@ from hpcdet.jobs.script.render import search_path
 from hpcdet.policy import experiment_policy, named_policy
 from hpcdet.policy.keys import key_files
 from hpcdet.policy.memorization import twin_keys
+from hpcdet.schedulers import opening
 from hpcdet.site import Site, folders
 from hpcdet.site_files import load_site
 from hpcdet.site_files.load_site import from_resolved
@@ -132,6 +133,7 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
             files.write_once(paths.policy, loaded.policy.text.encode())
             files.write_once(paths.compiled_policy, loaded.policy.compiled.to_json().encode())
         more = provenance.submission(argv, literal, resolved, loaded.origins) | _known(loaded)
+        more["account"] = opening.account(site, resolved_config.resolve(resolved))
         if data:
             more["data"] = data_files.write(data, paths)
         _fill(paths, resolved, literal, site, model_dir, entries, include, purged, more)

@@ -18,9 +18,9 @@ from hpcdet.read.experiment.timing import PHASES
 from hpcdet.read.report import curves, fronts, timeline_chart
 from hpcdet.read.report.scale import number, slot_time
 from hpcdet.read.report.step_phases import steps, use, uses
+from hpcdet.read.usage.spans import KINDS, WELL, spans, totals
 from hpcdet.read.views import describe, logs, timeline, views
 from hpcdet.read.views.items import shape
-from hpcdet.read.views.spans import KINDS, WELL, spans, totals
 from hpcdet.read.views.trials import AttemptView
 from hpcdet.read.views.views import StatusView
 from hpcdet.store.config import data_secrets, resolved_config

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpcdet import units
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 from hpcdet.read.report.scale import Scale, times
-from hpcdet.read.views.spans import KINDS, Span, epoch
+from hpcdet.read.usage.spans import KINDS, Span, epoch
 
 WIDTH = 960
 LEFT, RIGHT, TOP, BOTTOM = 56, 20, 8, 28

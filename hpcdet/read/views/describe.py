@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcdet import units
 from hpcdet.read.experiment.states import ENDED
-from hpcdet.read.views.costs import SpentView
+from hpcdet.read.usage.costs import SpentView
 from hpcdet.read.views.items import text
 from hpcdet.read.views.trials import TrialStatusView
 from hpcdet.read.views.views import StatusView

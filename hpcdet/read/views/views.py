@@ -14,9 +14,9 @@ from hpcdet.read.experiment import changes, standings, states
 from hpcdet.read.experiment.changes import Change
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.experiment.series import metrics
-from hpcdet.read.views import costs
+from hpcdet.read.usage import costs
+from hpcdet.read.usage.costs import AllocationView, SpentView
 from hpcdet.read.views.checkpoints import CheckpointView, checkpoints, purged
-from hpcdet.read.views.costs import AllocationView, SpentView
 from hpcdet.read.views.items import OPTIONAL
 from hpcdet.read.views.timeline import events
 from hpcdet.read.views.trials import (

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcdet.read.experiment import changes, states, timing
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial, gather
-from hpcdet.read.views import beyond_rungs
-from hpcdet.read.views.spans import Span, spans
+from hpcdet.read.usage import beyond_rungs, costs, slot_hours
+from hpcdet.read.usage.slot_hours import Piece, SlotHoursView
+from hpcdet.read.usage.spans import Span, spans
 from hpcdet.store.config.resolved_config import Resolved
-from hpcdet.store.cost.budget import HOUR_S
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import TrialState
 
@@ -33,7 +32,11 @@ class WasteView:
     starting: float
     """Until first steps were done."""
     lost: float
-    """After the last checkpoint of attempts that were cut short."""
+    """After the last checkpoint of attempts that were preempted, timed out or lost."""
+    failed: float
+    """After the last checkpoint of attempts that ended with an error."""
+    idle: float
+    """Waiting at rungs for the search."""
     waiting: float
     """Waiting for allocations, which costs no slots."""
 
@@ -85,9 +88,9 @@ class EfficiencyView:
     phases: dict[str, float]
     """Share of the time by phase, 0 to 1."""
     slot_hours: float
-    """Slot hours used: starting, training, lost."""
+    """Slot hours of its attempts, as charged where the scheduler's accounting has spoken."""
     useful: float | None
-    """Share of these that trained, 0 to 1."""
+    """Share of these that trained, validated or saved what was kept, 0 to 1."""
     waste: WasteView
     """Slot hours of what was not useful."""
     suggestions: list[SuggestionView]
@@ -106,16 +109,28 @@ def efficiency(source: ExperimentPaths | Gathered, trial: int = 0) -> list[Effic
     """Return requested and used resources of one trial or all."""
     gathered = gather(source)
     config = changes.effective(gathered)
+    now = costs.until(gathered)
     by_trial: dict[int, list[Span]] = defaultdict(list)
-    for span in spans(gathered, time.time()):
+    for span in spans(gathered, now):
         by_trial[span.trial].append(span)
+    held: dict[int, list[Piece]] = defaultdict(list)
+    for piece in slot_hours.pieces(gathered, now):
+        held[piece.trial].append(piece)
     state, _ = states.experiment_state(gathered)
     over = state if state in states.ENDED else ""
     left: dict[int, list[beyond_rungs.Beyond]] = defaultdict(list)
     for one in beyond_rungs.beyond(gathered):
         left[one.trial].append(one)
     return [
-        _trial(gathered, each, config, by_trial[each.number], left[each.number], over)
+        _trial(
+            gathered,
+            each,
+            config,
+            by_trial[each.number],
+            slot_hours.added(held[each.number], -math.inf, math.inf),
+            left[each.number],
+            over,
+        )
         for each in gathered.trials
         if trial in (0, each.number)
     ]
@@ -126,18 +141,18 @@ def _trial(
     trial: GatheredTrial,
     config: Resolved,
     found: list[Span],
+    hours: SlotHoursView,
     left: list[beyond_rungs.Beyond],
     over: str,
 ) -> EfficiencyView:
     resources = config.resources
     times, wall = timing.of_trial(trial), timing.wall(trial)
-    hours: defaultdict[str, float] = defaultdict(float)
     lasted: defaultdict[int, float] = defaultdict(float)
     for span in found:
-        hours[span.kind] += span.slot_s / HOUR_S
         if span.kind not in ("waiting", "paused"):
             lasted[span.attempt] += span.end - span.start
-    used = hours["starting"] + hours["training"] + hours["lost"]
+    used = hours.allocated
+    kept = hours.training + hours.validating + hours.saving
     waits = [line for attempt in trial.attempts for line in attempt.of_kind("waited")]
     row = EfficiencyView(
         id=f"{gathered.id}/{trial.number}",
@@ -156,8 +171,8 @@ def _trial(
         samples_per_s=wall.samples_per_s,
         phases={name: round(times.share(name), 4) for name in times.phases},
         slot_hours=round(used, 6),
-        useful=round(hours["training"] / used, 4) if used else None,
-        waste=WasteView(*(round(hours[kind], 6) for kind in ("starting", "lost", "waiting"))),
+        useful=round(kept / used, 4) if used else None,
+        waste=WasteView(hours.starting, hours.lost, hours.failed, hours.idle, hours.queued),
         suggestions=[],
         trained_batches=beyond_rungs.trained(trial.attempts),
         beyond_batches=sum(one.batches for one in left),

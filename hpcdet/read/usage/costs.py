@@ -67,7 +67,7 @@ class AllocationView:
 def spent(source: ExperimentPaths | Gathered) -> SpentView:
     """Return the cost so far."""
     gathered = gather(source)
-    budget, found = _budget(gathered), _account(gathered)
+    budget, found = _budget(gathered), account_of(gathered)
     left = None
     if budget.slot_hours is not None:
         left = budget.slot_hours * HOUR_S - found.spent_slot_s - found.reserved_slot_s
@@ -79,7 +79,7 @@ def spent(source: ExperimentPaths | Gathered) -> SpentView:
         counted_slot_hours=_hours(found.counted_slot_s),
         reserved_slot_hours=_hours(found.reserved_slot_s),
         left_slot_hours=None if left is None else _hours(max(0.0, left)),
-        wall_s=None if found.begun is None else round(_until(gathered) - found.begun, 3),
+        wall_s=None if found.begun is None else round(until(gathered) - found.begun, 3),
         budget=budget,
     )
 
@@ -101,7 +101,7 @@ def allocations(source: ExperimentPaths | Gathered) -> list[AllocationView]:
             counted_slot_hours=_hours(row.counted_slot_s),
             charged_slot_hours=None if row.charged_slot_s is None else _hours(row.charged_slot_s),
         )
-        for row in _account(gathered).rows
+        for row in account_of(gathered).rows
     ]
 
 
@@ -110,7 +110,7 @@ def exhausted(source: ExperimentPaths | Gathered) -> str:
     gathered = gather(source)
     reader = spending.Spending(gathered.paths, gathered.config)
     terms = reader.terms(limits.in_force(gathered.paths, gathered.config))
-    return terms.exhausted(_account(gathered), time.time()) if terms.budget else ""
+    return terms.exhausted(account_of(gathered), time.time()) if terms.budget else ""
 
 
 def _budget(gathered: Gathered) -> Budget:
@@ -118,7 +118,8 @@ def _budget(gathered: Gathered) -> Budget:
     return Budget(now.slot_hours, now.wall_s)
 
 
-def _account(gathered: Gathered) -> Account:
+def account_of(gathered: Gathered) -> Account:
+    """Return the balance of an experiment, up to its end or now."""
     slots, room = overrides.Slots(gathered.paths, gathered.config), gathered.config.room
     stretches = [
         found
@@ -132,10 +133,10 @@ def _account(gathered: Gathered) -> Account:
         for of_worker in [slots.of(w.paths.name, w.claim.nodes if w.claim else ()) * room]
         if (allocation := spending.held(w.paths.name, w.claim, w.end, of_worker)) is not None
     ]
-    return account(stretches, held, _until(gathered), Book(gathered.paths).read())
+    return account(stretches, held, until(gathered), Book(gathered.paths).read())
 
 
-def _until(gathered: Gathered) -> float:
+def until(gathered: Gathered) -> float:
     """Return the end of costs: the experiment's end, else now."""
     closed = gathered.closed
     return spending.epoch(closed.at) if closed is not None and closed.at else time.time()
