@@ -196,6 +196,61 @@ def test_experiments_share_a_limit_and_give_back_what_they_do_not_need(
     assert throttles(scheduler)["2"] == 4
 
 
+def test_an_experiment_whose_jobs_are_all_held_is_woken(
+    tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(scheduler, tmp_path / "a", 4, max_running=4)
+    second = make(scheduler, tmp_path / "b", 4, max_running=4)
+    worlds = {world.paths.root: world for world in (first, second)}
+    monkeypatch.setattr(Holder, "open", opener(worlds))
+    other, one = second.holder(), first.holder()
+    advance(second.paths, other)
+    scheduler.foreign = 4
+    later(second, other, 1)
+    assert scheduler.held == {"1": True}
+    other.close()  # and nobody looks after it any more
+    scheduler.foreign = 0
+    advance(first.paths, one)
+    assert not scheduler.held["1"], "by a turn of another one that found room"
+    scheduler.foreign = 4
+    other = second.holder()
+    later(second, other, 1)
+    later(first, one, 1)
+    assert scheduler.held == {"1": True, "2": True}
+    other.close()
+    scheduler.foreign = 0
+    commands.ask(first.paths, "cancel")
+    later(first, one, 3)
+    assert closed(first)[0] == "CANCELED"
+    assert not scheduler.held["1"], "by one that has ended"
+
+
+def test_jobs_that_a_process_died_before_releasing_are_released_by_another(
+    tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(scheduler, tmp_path / "a", 1, max_running=4)
+    second = make(scheduler, tmp_path / "b", 4, max_running=4)
+    worlds = {world.paths.root: world for world in (first, second)}
+    monkeypatch.setattr(Holder, "open", opener(worlds))
+    other = second.holder()
+    advance(second.paths, other)
+    scheduler.foreign = 4
+    later(second, other, 1)
+    assert scheduler.held == {"1": True}
+
+    def killed(job: str, on: bool) -> None:
+        raise KeyboardInterrupt
+
+    scheduler.foreign = 0
+    with monkeypatch.context() as patched:
+        patched.setattr(scheduler, "hold", killed)
+        with pytest.raises(KeyboardInterrupt):
+            later(second, other, 1)
+    assert [one.may for one in running_shares._read(shares_file(tmp_path))] == [4]
+    advance(first.paths, first.holder())
+    assert not scheduler.held["1"]
+
+
 @pytest.mark.parametrize("most", [1, 3])
 @pytest.mark.parametrize("arrays", [False, True])
 def test_where_the_last_jobs_of_another_are_about_to_end_a_job_is_submitted_behind_them(

@@ -65,12 +65,14 @@ def room(holder: Holder, seen: FleetView, wanted: int) -> Room | None:
     bounds, queue, project = _bounds(holder, partition)
     there = {*queue.running, *queue.waiting} if queue is not None else set()
     submitted = {one.job for _, one in holder.watch.files.submissions() if one.job}
+    held = [job for job in waiting if holder.decided.jobs.holds.get(job)]
     mine = RunningShare(
         root=str(holder.paths.root),
         project=project,
         partition=partition[0] if partition else "",
         wants=running.total() if holder.decided.jobs.halted else min(wanted, most),
         jobs=sorted({*running, *waiting, *(submitted & there)}),
+        held=bool(held) and [*waiting] == held and not (running or holder.decided.user.held),
         seen=time.time(),
     )
     agreed = running_shares.agree(_file(site), mine, bounds, queue)

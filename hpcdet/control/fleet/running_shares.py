@@ -38,6 +38,7 @@ class RunningShare(JsonRecord):
         partition: that they run in; "" if that is not bounded.
         wants, may: tasks that should run, and that may.
         jobs: ids of those that wait or run.
+        held: all of those were held for the limit when this was written.
         seen: when this was written, epoch seconds.
     """
 
@@ -47,6 +48,7 @@ class RunningShare(JsonRecord):
     wants: int = 0
     may: int = 0
     jobs: list[str] = field(default_factory=list)
+    held: bool = False
     seen: float = 0.0
 
     def lives(self, queue: Occupancy | None) -> bool:
@@ -57,6 +59,12 @@ class RunningShare(JsonRecord):
         if queue is None or self.seen > queue.at - _CLOCKS_S:
             return bool(self.jobs or self.may)
         return any(job in queue.running or job in queue.waiting for job in self.jobs)
+
+    def waits(self, queue: Occupancy | None) -> bool:
+        """True if nothing of it runs or begins by itself: jobs that it has are held."""
+        if self.may and not self.held:
+            return not self.lives(queue)
+        return queue is None or not any(job in queue.running for job in self.jobs)
 
     def holds(self, queue: Occupancy | None, running: Mapping[str, int]) -> int:
         """Return how many of its tasks run, or may begin at any time."""
@@ -113,7 +121,8 @@ class Agreed:
     Attributes:
         may: tasks of this one that may run.
         behind: jobs that have to end before any of them begins.
-        stranded: folders of experiments that could go on and have no job that would see to it.
+        stranded: folders of experiments that could go on and have no job that would see to it;
+            jobs that are held see to nothing.
     """
 
     may: int
@@ -141,7 +150,7 @@ def agree(
         mine = dataclasses.replace(mine, may=may)
         shares[before] = mine
         _write(path, shares)
-    idle = [share for share in shares if share is not mine and not share.lives(queue)]
+    idle = [share for share in shares if share is not mine and share.waits(queue)]
     able = (one for one in idle if one.wants and _room(one, shares, bounds, queue)[0])
     return Agreed(may, behind, [Path(share.root) for share in able])
 
@@ -162,7 +171,7 @@ def _room(
 
 
 def leave(path: Path, mine: RunningShare) -> list[Path]:
-    """Give this experiment's share back; returns the others without jobs that want to run some.
+    """Give this experiment's share back; returns the others that want to run some and cannot.
 
     Args:
         mine: wants nothing; its jobs, if there are any, are about to end.
@@ -177,7 +186,11 @@ def leave(path: Path, mine: RunningShare) -> list[Path]:
         others = [share for share in shares if share.root != mine.root]
         if mine.jobs or len(others) < len(shares):
             _write(path, [*others, mine] if mine.jobs else others)
-    return [Path(share.root) for share in others if share.wants and not share.jobs]
+    return [
+        Path(share.root)
+        for share in others
+        if share.wants and (share.held or not (share.jobs and share.may))
+    ]
 
 
 def _others(path: Path, mine: RunningShare, queue: Occupancy | None) -> Iterator[RunningShare]:
