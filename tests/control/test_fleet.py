@@ -351,6 +351,29 @@ def test_a_worker_that_left_for_more_nodes_is_followed_by_a_job_behind_its_task(
     assert behind(world)[4:] == [[]]
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_each_job_that_takes_the_place_of_such_workers_is_behind_one(
+    tmp_path: Path, most: int
+) -> None:
+    """It would begin on fewer nodes, else. A single one, as of fewer trials, waits for all."""
+    need = {"slots_per_trial": 4, "nodes": 2, "slots_per_node": 2, "min_slots_per_trial": 2}
+    world = World.make(tmp_path, Waves(count=2, width=2), resources=need)
+    world.scheduler.able = Capabilities(arrays=False)
+    holder, play = world.holder(), world.play()
+    advance(world.paths, holder)
+    workers = play.start_all()
+    for worker, goes_on in zip(workers, (True, most > 1), strict=True):
+        attempt = play.claim(worker)
+        if goes_on:
+            play.end(attempt, "resized", progressed=True)
+        else:
+            play.finish(attempt)
+        play.leave(worker, "resized")
+    later(world, holder, 1)
+    tasks = [task(worker) for worker in workers]
+    assert behind(world) == [[], [], *([[one] for one in tasks] if most > 1 else [tasks])]
+
+
 def test_a_submission_that_was_given_up_follows_no_worker(tmp_path: Path) -> None:
     need = {"slots_per_trial": 4, "nodes": 2, "slots_per_node": 2, "min_slots_per_trial": 2}
     site = {"capabilities": {"requeue": "user", "submit_from_compute": True}}
@@ -366,7 +389,7 @@ def test_a_submission_that_was_given_up_follows_no_worker(tmp_path: Path) -> Non
     )
     later(world, holder, 1)
     both = [task(worker) for worker in workers]
-    assert behind(world) == [[], both, both, []]
+    assert behind(world) == [[], both, both[:1], []], "on paper both tasks are job 1"
     given_up = Submitted.read(world.paths.submitted(2))
     assert given_up is not None and not given_up.job
 

@@ -247,6 +247,7 @@ def _intend(holder: Holder, live: int, missing: int, room: Room | None) -> Inten
         if at_once < 1:
             raise _Full(room.why)
     workers = min(missing, width)
+    left = resized_workers.unfollowed(holder)
     # records that a fork has taken over name workers of former submissions
     number = max([holder.decided.jobs.submissions, *holder.paths.submissions()]) + 1
     name = f"{holder.paths.id}-{number}"
@@ -267,7 +268,8 @@ def _intend(holder: Holder, live: int, missing: int, room: Room | None) -> Inten
         after=[] if any(holder.paths.workers()) else holder.decided.user.after,
         host=_host(holder.hands.scheduler),
         spares=width - workers,
-        behind=[*resized_workers.unfollowed(holder), *(room.behind if room else ())],
+        # each of several that take their places is behind some of them, the last behind the rest
+        behind=[*(left if workers == missing else left[:workers]), *(room.behind if room else ())],
     )
     holder.record("intent", number=number, tasks=width, tag=intent.tag, exclude=intent.exclude)
     holder.fence()
