@@ -256,6 +256,7 @@ def test_who_takes_the_place_of_smaller_jobs_waits_for_their_end() -> None:
 @pytest.mark.parametrize(
     ("asked", "skip", "nice"),
     [("--nice", [], "10100"), ("--nice=7", [], "10007"), ("--nice=7", ["nice"], "7"),
+     ("--nice=1", [], "10001"), ("--nice=-7", [], "9993"), ("--nice=abc", [], "abc"),
      ("--qos=low", ["nice"], None)],
 )  # fmt: skip
 def test_the_job_behind_workers_that_may_grow_waits_in_the_users_way(

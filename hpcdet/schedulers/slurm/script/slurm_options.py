@@ -120,10 +120,17 @@ def _of_sentinel(request: ScriptRequest) -> Options:
     }
     kept = {name: value for name, value in given.values.items() if name not in SIZES}
     if request.least_nodes < request.nodes:
-        nice = kept.get("nice") or 0
-        small["nice"] = (_NICE if nice is True else int(str(nice))) + _BEHIND
+        small["nice"] = _last(kept.get("nice"))
     asked = {name: value for name, value in small.items() if name not in view.skip}
     return Options({**kept, **asked}, given.known | set(small) - {"nice"})
+
+
+def _last(nice: Value) -> Value:
+    """Return a ``--nice`` that is behind; text that is no number is left to Slurm to refuse."""
+    if nice is None or isinstance(nice, bool):
+        return (_NICE if nice else 0) + _BEHIND
+    text = str(nice)
+    return int(text) + _BEHIND if re.fullmatch(r"[+-]?[0-9]+", text) else nice
 
 
 def _ours(request: ScriptRequest) -> dict[str, Value]:
