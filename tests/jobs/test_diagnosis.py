@@ -68,6 +68,19 @@ def test_each_check_has_a_word_a_meaning_and_a_line_that_fits(
     assert "hpcdet doctor --node" in " ".join(" ".join(lines).split())
 
 
+def test_a_site_is_not_proven_where_its_job_finds_an_error_between_nodes(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a partition takes only jobs of several nodes, the job looks between them."""
+    ran = SiteFinding("ok", "a job ran on n1", check="job", where="node")
+    unseen = SiteFinding("error", "n1 and n2: no word", "mount it", "visibility", "nodes")
+    found = [ran, finding.skipped("mpi", "the job has one node", where="nodes"), unseen]
+    monkeypatch.setattr(site_verbs.node_checks, "findings", lambda *_, **__: iter(found))
+    said = cli("site", "check", "local", "--job", "-o", "json", code=4)
+    assert "n1 and n2: no word" in said.err
+    assert [item["where"] for item in said.items if item["where"] != "here"] == ["node", "nodes"]
+
+
 def test_the_page_of_the_doctor_has_a_row_for_each_check() -> None:
     rows = [
         line.split("|")[1].strip(" `")
