@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hpcdet.errors import ConfigError, IntegrityError
+from hpcdet.errors import ConfigError, IntegrityError, Unavailable
 from hpcdet.store.fs import files
 from hpcdet.store.trials import staged_data
 from hpcdet.store.trials.staged_data import LeftEarly, staged
@@ -97,11 +98,26 @@ def test_a_copy_that_differs_is_refused_and_a_notice_ends_it(
 
 
 def test_places_of_others_and_sources_that_are_not_there(tmp_path: Path, data: Path) -> None:
-    base = tmp_path / f"hpcdet-{os.getuid()}"
-    base.mkdir()
-    base.chmod(0o777)
-    with pytest.raises(ConfigError, match="others may write"):
-        staged([str(data)], str(tmp_path), "j", never)
+    for taken in (
+        lambda path: path.mkdir(mode=0o777),
+        Path.touch,
+        lambda path: path.symlink_to(data),
+    ):
+        (disk := tmp_path / "shared").mkdir()
+        taken(base := disk / f"hpcdet-{os.getuid()}")
+        base.chmod(0o777)
+        place, _, why = staged([str(data)], str(disk), "j", never)
+        assert not why and place.parent != base and place.parent.stat().st_mode & 0o777 == 0o700
+        assert staged([str(data)], str(disk), "j", never)[0] == place, "that is everybody's"
+        in_another("remove(sys.argv[1])", disk)
+        assert place.exists(), "this process uses it"
+        shutil.rmtree(disk)
+    (disk := tmp_path / "loose").mkdir()
+    disk.chmod(0o777)
+    with pytest.raises(Unavailable, match="other users may put another folder in the place"):
+        staged([str(data)], str(disk), "j", never)
+    disk.chmod(0o1777)
+    assert staged([str(data)], str(disk), "j", never)[1]
     with pytest.raises(ConfigError, match="is not there"):
         staged(["/not/there"], str(tmp_path / "x"), "j", never)
     with pytest.raises(ConfigError, match="no path"):

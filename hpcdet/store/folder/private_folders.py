@@ -6,9 +6,11 @@ the folders above it as far as another user could replace it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from hpcdet.errors import Unavailable
@@ -69,20 +71,28 @@ def of_host(name: str) -> Path:
 
 
 def temporary() -> Path:
-    """Return the user's own folder below ``$TMPDIR``, under another name if that one is taken.
+    """Return the user's own folder below ``$TMPDIR``. Raises OSError as ``below``."""
+    return below(Path(tempfile.gettempdir()))
+
+
+def below(root: Path) -> Path:
+    """Return the user's own folder below one of all users, by another name if its own is taken.
 
     Raises:
         OSError: none can be made.
     """
-    root, name = Path(tempfile.gettempdir()), f"hpcdet-{os.getuid()}"
-    try:
-        files.make_folder(root / name)
-    except OSError:
-        pass  # a file, or a link that leads nowhere
-    else:
-        if is_private(root / name):
-            return root / name
-    for other in sorted(root.glob(f"{name}-*")):
-        if is_private(other):
-            return other
-    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
+    with contextlib.suppress(OSError):  # a file, or a link that leads nowhere
+        files.make_folder(root / _name())
+    return next(own(root), None) or Path(tempfile.mkdtemp(prefix=f"{_name()}-", dir=root))
+
+
+def own(root: Path) -> Iterator[Path]:
+    """Yield the user's own folders that ``below`` has made."""
+    for path in (root / _name(), *sorted(root.glob(f"{_name()}-*"))):
+        with contextlib.suppress(FileNotFoundError):
+            if is_private(path):
+                yield path
+
+
+def _name() -> str:
+    return f"hpcdet-{os.getuid()}"

@@ -3,8 +3,9 @@
     LOCAL/hpcdet-UID/data-KEY/             the copies, by their own names
     LOCAL/hpcdet-UID/data-KEY.lock         held by who copies, and shared by all who read
 
-The copies are never the truth: what nobody uses may be removed at any time, and is by whoever
-comes next. Locks by ``flock`` hold on a node's own disk.
+The folder has another name where a user has taken that of another one. The copies are never the
+truth: what nobody uses may be removed at any time, and is by whoever comes next. Locks by ``flock``
+hold on a node's own disk.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from hpcdet.errors import ConfigError, IntegrityError
+from hpcdet.errors import ConfigError, HpcdetError, IntegrityError
+from hpcdet.store.folder import private_folders
 from hpcdet.store.fs import files
 
 PLACE, JOB = "HPCDET_STAGE", "HPCDET_STAGE_JOB"
@@ -76,7 +77,8 @@ def staged(
         originals; "" if they are copies.
 
     Raises:
-        ConfigError: one is not there, or others may write into the folder.
+        ConfigError: one is not there.
+        Unavailable: other users may put another folder in the place of this one.
         IntegrityError: a copy differs from what was read.
         LeftEarly: a notice came meanwhile.
         OSError: nothing can be written there, or one cannot be read.
@@ -85,8 +87,7 @@ def staged(
     for path in named.values():
         if not path.exists():
             raise ConfigError(f"{path} is not there", where=key, hint="do nodes see it?")
-    base = expanded(disk, key) / f"hpcdet-{os.getuid()}"
-    _own_folder(base)
+    base = _own_folder(expanded(disk, key))
     place = base / f"data-{_key(job, sources)}"
     while (record := _held(base, place, named, heard)) is None:
         if heard():
@@ -111,10 +112,9 @@ def linked(sources: Sequence[str], place: Path) -> Path:
 
 def remove(disk: str) -> None:
     """Remove the copies on this node that no process uses; errors leave them there."""
-    with contextlib.suppress(OSError, ConfigError):
-        base = expanded(disk) / f"hpcdet-{os.getuid()}"
-        if base.is_dir():
-            _own_folder(base)
+    with contextlib.suppress(OSError, HpcdetError):
+        for base in private_folders.own(expanded(disk)):
+            private_folders.refuse_exchangeable(base, "")
             _sweep(base)
 
 
@@ -122,13 +122,11 @@ def _key(job: str, sources: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps([job, *sources]).encode()).hexdigest()[:16]
 
 
-def _own_folder(base: Path) -> None:
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = base.lstat()
-    foreign = status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if foreign or not stat.S_ISDIR(status.st_mode):
-        what = "others may write into the folder for data on this node"
-        raise ConfigError(what, where=str(base), hint="remove it, or another paths.local")
+def _own_folder(root: Path) -> Path:
+    files.make_folder(root)
+    base = private_folders.below(root)
+    private_folders.refuse_exchangeable(base, f"chmod +t {root}, or another paths.local")
+    return base
 
 
 def _held(
