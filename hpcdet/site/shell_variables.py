@@ -29,7 +29,7 @@ def with_environment(site: Site) -> Site:
 def unset(site: Site) -> list[str]:
     """Return a sentence for each value of ``env`` that names a variable and stays as written.
 
-    It is not set here, or the name marks the value as a secret.
+    It is not set here, or a name marks the value as a secret.
     """
     parts = {f"partitions.{name}.env": part.env for name, part in site.partitions.items()}
     found = [
@@ -41,7 +41,7 @@ def unset(site: Site) -> list[str]:
     return [
         f"{where}: a secret would stand in every job script, so it stays as it is written; setup "
         "reads it from a file of yours"
-        if is_secret(name)
+        if _secret(name, value)
         else f"{where}: {variable} is not set here and stays as it is written; a value that only "
         f"the node knows is set by setup: ['export {name}=\"{value}\"']"
         for where, name, value, variable in found
@@ -49,4 +49,9 @@ def unset(site: Site) -> list[str]:
 
 
 def _expanded(values: Mapping[str, str]) -> dict[str, str]:
-    return {n: value if is_secret(n) else expanded(value) for n, value in values.items()}
+    return {n: value if _secret(n, value) else expanded(value) for n, value in values.items()}
+
+
+def _secret(name: str, value: str) -> bool:
+    """True if a value's own name, or that of a variable in it, marks it as a secret."""
+    return any(map(is_secret, (name, *(found.strip("{}") for found in _NAMED.findall(value)))))

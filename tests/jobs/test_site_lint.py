@@ -128,15 +128,15 @@ def test_the_schema_is_printed(cli: Cli) -> None:
     assert printed["title"] == "hpcdet site file" and "partitions" in printed["properties"]
 
 
+@pytest.mark.parametrize("name", ["API_TOKEN", "LOGGED_IN"])
+@pytest.mark.parametrize("value", ["$API_TOKEN", "ann:${API_TOKEN}"])
 def test_a_secret_is_not_expanded_into_scripts(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv("API_TOKEN", "word")
-    file = write(tmp_path / "own.yaml", "extends: local\nenv: {API_TOKEN: $API_TOKEN}\n")
-    assert (
-        "env.API_TOKEN: a secret would stand in every job script" in cli("site", "lint", file).err
-    )
-    assert load_site.load(str(file)).env["API_TOKEN"] == "$API_TOKEN"
+    file = write(tmp_path / "own.yaml", f"extends: local\nenv: {{{name}: '{value}'}}\n")
+    assert f"env.{name}: a secret would stand in every job script" in cli("site", "lint", file).err
+    assert load_site.load(str(file)).env[name] == value
 
 
 def test_a_variable_that_is_not_set_is_warned_of(
