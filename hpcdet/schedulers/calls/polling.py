@@ -124,9 +124,8 @@ class SharedQuery:
         folder = cache_folder()
         path = folder / f"{self.name}.json"
         answer = self._read(path)
-        if not questions.answered() and not self._good(answer, wanted):
-            raise Unavailable(questions.WHY, where=self.name)
         if not self._good(answer, wanted):
+            questions.refuse(self.name)  # what others have been told is kept for them
             # without any answer yet there is nothing to go on with; with one, an old one will do
             wait_s = _FIRST_S if answer is None else 0
             with lock(folder / f"{self.name}.lock", wait_s) as mine:

@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import os
 
+from hpcdet.errors import Unavailable
+
 VARIABLE = "HPCDET_NO_QUERIES"
-WHY = "the scheduler answers no questions inside jobs here (capabilities.query_from_compute)"
+_WHY = "the scheduler answers no questions inside jobs here (capabilities.query_from_compute)"
 
 
 def answered() -> bool:
     """True unless this process is in a job whose site says that none is answered."""
     return not os.environ.get(VARIABLE)
+
+
+def refuse(name: str) -> None:
+    """Refuse to put a question where none is answered. Raises Unavailable."""
+    if not answered():
+        raise Unavailable(_WHY, where=name)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers.common import questions
 from hpcdet.schedulers.common.allocation import Allocation, ShownNode, by_script
 from hpcdet.schedulers.pbs import pbs_query
 from hpcdet.schedulers.pbs_family import job_hosts, pbs_commands, pbs_queues
@@ -56,8 +55,6 @@ def _hosts(environ: Mapping[str, str], row: PbsRow | None) -> tuple[str, ...]:
 
 def shown(job: str) -> PbsRow | None:
     """Return the job as the server shows it; None if it does not answer."""
-    if not questions.answered():
-        return None
     try:
         rows = pbs_query.rows([job])
     except Unavailable:
@@ -84,8 +81,6 @@ def returns(allocation: Allocation) -> bool:
 
 def shown_node(name: str) -> ShownNode | None:
     """See ``backend.InsideFace``. Its resources that are true, or texts: ``NAME=VALUE``."""
-    if not questions.answered():
-        return None
     try:
         [found] = pbs_queues.hosts(pbs_commands.said(["pbsnodes", "-F", "json", name]))
     except (Unavailable, ValueError):

@@ -105,7 +105,7 @@ def _rows(jobs: Sequence[str]) -> list[PbsRow]:
 
 
 def _with_history(name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    done = pbs_commands.run([name, "-x", *words])
+    done = pbs_commands.ask([name, "-x", *words])
     if _NO_HISTORY in done.stderr:
-        done = pbs_commands.run([name, *words])
+        done = pbs_commands.ask([name, *words])
     return done

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.calls import scheduler_commands
+from hpcdet.schedulers.common import questions
 from hpcdet.schedulers.pbs_family import pbs_text
 from hpcdet.schedulers.pbs_family.pbs_names import NAMES
 
@@ -56,13 +57,23 @@ def run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return scheduler_commands.run(argv, NAMES, settings, whose="PBS", probe="qstat -B", path=where)
 
 
+def ask(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command that asks the server.
+
+    Raises:
+        Unavailable: as ``run``, or none is answered here.
+    """
+    questions.refuse(argv[0])
+    return run(argv)
+
+
 def said(argv: Sequence[str]) -> str:
-    """Return what a command prints.
+    """Return what a command prints that asks the server.
 
     Raises:
         Unavailable: it failed.
     """
-    done = run(argv)
+    done = ask(argv)
     if done.returncode != 0:
         raise failure(argv[0], done)
     return done.stdout

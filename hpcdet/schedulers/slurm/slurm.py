@@ -21,6 +21,7 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.calls.polling import SharedQuery
+from hpcdet.schedulers.common import questions
 from hpcdet.schedulers.common.base import (
     Capabilities,
     Job,
@@ -373,6 +374,7 @@ class SlurmScheduler:
         self._expect_change()
 
     def _ask(self, argv: Sequence[str]) -> str:
+        questions.refuse(argv[0])
         done = run(argv)
         if done.returncode != 0:
             said = slurm_text.message(done.stderr) or f"exit code {done.returncode}"

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers.common import questions
 from hpcdet.schedulers.common.allocation import Allocation, ShownNode, by_script
 from hpcdet.schedulers.pbs_family import job_hosts, pbs_text
 from hpcdet.schedulers.pbs_family.job_hosts import HostDaemons
@@ -44,8 +43,6 @@ def _end(row: PbsRow | None, environ: Mapping[str, str], walltime_s: float | Non
 
 def _shown(job: str) -> PbsRow | None:
     """Return the job as the server shows it; None if it does not answer."""
-    if not questions.answered():
-        return None
     try:
         rows = [each.row for each in torque_query.rows([job])]
     except Unavailable:
@@ -66,8 +63,6 @@ def returns(allocation: Allocation) -> bool:  # noqa: ARG001
 
 def shown_node(name: str) -> ShownNode | None:
     """See ``backend.InsideFace``. Its properties."""
-    if not questions.answered():
-        return None
     try:
         [found] = torque_query.nodes(name)
     except (Unavailable, ValueError):

@@ -75,7 +75,7 @@ def _members(jobs: Sequence[str], group: str) -> dict[str, PbsRow]:
 
 
 def _asked(jobs: Sequence[str]) -> list[NamedRow]:
-    done = pbs_commands.run(["qstat", "-f", *jobs])
+    done = pbs_commands.ask(["qstat", "-f", *jobs])
     # a wrapper ends with UNKNOWN, too, where there is no job at all
     if done.returncode not in (0, UNKNOWN):
         raise pbs_commands.failure("qstat", done)
