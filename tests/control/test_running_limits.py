@@ -284,6 +284,33 @@ def test_where_the_last_jobs_of_another_are_about_to_end_a_job_is_submitted_behi
     assert read(first, 1).behind == [], "nothing was about to end"
 
 
+def test_a_job_behind_one_that_the_server_has_forgotten_is_replaced(
+    tmp_path: Path, scheduler: Counting
+) -> None:
+    """PBS deletes a job whose dependency is on an unknown one, whatever end it was to wait for."""
+    world = make(scheduler, tmp_path, 1, max_running=1)
+    ending = RunningShare(str(world.paths.root.with_name("left")), jobs=["900"], seen=1e12)
+    files.make_folder(Path(ending.root))
+    files.replace(ExperimentPaths(Path(ending.root)).config, b"{}")
+    running_shares._write(shares_file(tmp_path), [ending])
+    scheduler.foreign = 1
+    holder = world.holder()
+    advance(world.paths, holder)
+    assert read(world, 1).behind == ["900"]
+    scheduler.foreign = 0
+    scheduler.reasons["1"] = "DependencyNeverSatisfied"
+    later(world, holder, 3)
+    assert scheduler.jobs["1"].states == [TaskState.CANCELED]
+    assert read(world, 2).behind == [] and scheduler.jobs["2"].states == [TaskState.PENDING]
+    # a dependency of the user's own, by options of the scheduler, is the user's affair
+    scheduler.reasons["2"] = "DependencyNeverSatisfied"
+    later(world, holder, 2)
+    assert holder.decided.state[:2] == (
+        "PAUSED",
+        "what job 2 depends on did not end well; it was to begin after that",
+    )
+
+
 def read(world: World, number: int) -> Intent:
     intent = Intent.read(world.paths.intent(number))
     assert intent is not None

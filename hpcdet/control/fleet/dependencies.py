@@ -67,10 +67,13 @@ def tend(holder: Holder, seen: FleetView) -> None:
             if job in in_vain and not decided.jobs.halted:
                 holder.fence()
                 scheduler.cancel(job)
-                waited = ", ".join(intent.after)
-                worker_count.halt(
-                    holder, f"job {waited} did not end well; it was to begin after that"
-                )
+                waited = ", ".join(intent.after or intent.behind)
+                if intent.behind and not intent.after:
+                    # a server that forgets ended jobs takes any end of theirs for none
+                    holder.actions.append(f"cancel job {job}: {waited} is over and forgotten")
+                    continue
+                what = f"job {waited}" if waited else f"what job {job} depends on"
+                worker_count.halt(holder, f"{what} did not end well; it was to begin after that")
     except Unavailable as error:
         holder.actions.append(f"scheduler asked again later: {error.what}")
 
