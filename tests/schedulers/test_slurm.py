@@ -33,6 +33,7 @@ from hpcdet.site import Site
 from hpcdet.site_files import load_site as sites
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent, Submitted
+from hpcdet.store.fs import files
 from tests import RECORDED
 
 OUTPUTS = RECORDED / "slurm"
@@ -665,6 +666,18 @@ def test_where_answers_cannot_be_kept_each_process_goes_on_with_its_own(
     assert said == ["1", "1", "2", "2"]
 
 
+def test_an_answer_of_many_jobs_is_kept_as_others_are(clock: Clock) -> None:
+    asked: list[float] = []
+
+    def ask(_: frozenset[str]) -> str:
+        asked.append(clock.now)
+        return "x" * (files.LARGEST + 1)
+
+    for _ in range(2):
+        assert len(SharedQuery("q", 60, ask, clock).get(frozenset({"1"})).text) > files.LARGEST
+    assert len(asked) == 1
+
+
 def test_a_file_that_is_damaged_foreign_or_of_the_future_is_asked_anew(
     clock: Clock, tmp_path: Path
 ) -> None:
@@ -674,6 +687,10 @@ def test_a_file_that_is_damaged_foreign_or_of_the_future_is_asked_anew(
     for content in (b"{", b"[]", json.dumps({"text": 1}).encode(), future):
         path.write_bytes(content)
         assert query.get(frozenset()).text == "new"
+    path.unlink()
+    path.symlink_to(path)
+    assert query.get(frozenset()).text == "new", "no experiment is paused for it"
+    assert path.is_file() and not path.is_symlink()
     (tmp_path / "cache" / "polling").chmod(0o777)
     with pytest.raises(Unavailable, match="belongs to another user"):
         query.get(frozenset())

@@ -145,6 +145,10 @@ def test_the_cluster_is_asked_once_a_day(cluster: Cluster, cli: Cli, tmp_path: P
     assert "did not answer (scontrol show config: Unable to contact" in said
     day = datetime.fromtimestamp(old["at"] - cluster_facts.GOOD_FOR_S, UTC).date()
     assert f"what it said on {day} stands" in said
+    kept.unlink()
+    kept.symlink_to(kept)
+    assert "did not answer" in slurm_facts.resolved(load("generic-slurm"))[1]
+    kept.unlink()
     kept.write_text(json.dumps({**old, "at": "yesterday"}))
     assert "did not answer" in slurm_facts.resolved(load("generic-slurm"))[1]
     kept.write_text("{")

@@ -15,7 +15,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-from hpcdet.errors import Unavailable
+from hpcdet.errors import IntegrityError, Unavailable
 from hpcdet.schedulers.calls.polling import cache_folder
 from hpcdet.site import Site
 from hpcdet.store.fs import files
@@ -80,7 +80,7 @@ def _read(path: Path) -> SaidFacts:
         kept = files.read_json(path) or {}
         found = SaidFacts(float(kept["at"]), kept["said"])
         _ = found.day
-    except (OSError, KeyError, TypeError, ValueError, OverflowError):
+    except (OSError, KeyError, TypeError, ValueError, OverflowError, IntegrityError):
         return SaidFacts()  # of another version, or damaged: ask anew
     return found
 

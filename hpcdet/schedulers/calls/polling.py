@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpcdet.errors import Unavailable
+from hpcdet.errors import IntegrityError, Unavailable
 from hpcdet.schedulers.common import questions
 from hpcdet.store.folder import private_folders
 from hpcdet.store.fs import files
@@ -151,7 +151,11 @@ class SharedQuery:
                     self._write(path, replace(answer, wait_s=wait))
 
     def _read(self, path: Path) -> QueryAnswer | None:
-        answer, own = QueryAnswer.decode(files.read_json(path)), self._unwritten
+        try:
+            answer = QueryAnswer.decode(files.read_json(path, large=True))
+        except IntegrityError:  # damaged: it is asked for and written anew
+            answer = None
+        own = self._unwritten
         return own if own is not None and (answer is None or answer.at <= own.at) else answer
 
     def _write(self, path: Path, answer: QueryAnswer) -> None:
