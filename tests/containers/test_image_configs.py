@@ -142,7 +142,8 @@ def test_an_image_file_is_copied_to_the_disk_of_the_node_once(
     site = x.local_site(container=kind, python=sys.executable, paths={"local": str(disk)})
     attempt = ExperimentPaths(tmp_path / "exp").trial(1).attempt(1)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
-    plan = launch(made, site, ExperimentPaths(tmp_path / "exp"), attempt, Allocation("7", ("n1",)))
+    allocation = Allocation("7", ("n1",))
+    plan = launch(made, site, ExperimentPaths(tmp_path / "exp"), attempt, allocation)
     for rank in ("0", "1"):
         subprocess.run(plan.argv, env={**plan.environment, "RANK": rank}, check=True)
         words = (tmp_path / f"said.{rank}").read_text().split()
@@ -151,10 +152,21 @@ def test_an_image_file_is_copied_to_the_disk_of_the_node_once(
     assert len(list(disk.glob("hpcdet-*/data-*.lock"))) == 1
     staged_data.remove(str(disk))
     assert not list(disk.glob("hpcdet-*/*")), "nobody holds it any more"
+    for text in ("a newer one", "the newest"):  # and what a rank says of its image is what it has
+        image.write_text(text)
+        plan = launch(made, site, ExperimentPaths(tmp_path / "exp"), attempt, allocation)
+        subprocess.run(plan.argv, env={**plan.environment, "RANK": "3"}, check=True)
+        [copy] = [w for w in (tmp_path / "said.3").read_text().split() if w.endswith("/torch.sif")]
+        assert Path(copy).read_text() == text
+    staged_data.remove(str(disk))
+    image.write_text("one that came between")
+    other = subprocess.run(plan.argv, env={**plan.environment, "RANK": "3"}, capture_output=True)
+    assert other.returncode == 9 and b"it is another image than sha256:" in other.stderr
     # with a full disk, the image is used where it is
     with disks.small_disk(tmp_path / "small", megabytes=1) as why_not:
         if not why_not:
             image.write_bytes(b"x" * 2**21)
+            plan = launch(made, site, ExperimentPaths(tmp_path / "exp"), attempt, allocation)
             there = {**plan.environment, staged_data.PLACE: str(tmp_path / "small"), "RANK": "2"}
             done = subprocess.run(plan.argv, env=there, check=True, capture_output=True, text=True)
             assert "container.stage: no copies on" in done.stderr

@@ -116,7 +116,8 @@ def command(
     )
     whole = ("/usr/bin/env", *changes, *made.command)
     if staged_data.PLACE in environ and is_staged(image):
-        whole = node_copy.command(interpreters.of_jobs(experiment, site), image.name, whole)
+        python = interpreters.of_jobs(experiment, site)
+        whole = node_copy.command(python, image.name, environ[DIGEST], whole)
     return Contained(whole, made.step_args)
 
 

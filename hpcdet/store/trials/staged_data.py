@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcdet.errors import ConfigError, HpcdetError, IntegrityError
@@ -94,6 +94,14 @@ def staged(
             raise LeftEarly
         time.sleep(_LOOK_S)
     return place, str(record["digest"]), str(record["why"])
+
+
+def digest_of(read: Mapping[str, str]) -> str:
+    """Return the digest of data by those of its files, SHA-256 in hex, by their names."""
+    total = hashlib.sha256()
+    for name, digest in sorted(read.items()):
+        total.update(f"{digest}  {name}\0".encode(errors="surrogateescape"))
+    return total.hexdigest()
 
 
 def linked(sources: Sequence[str], place: Path) -> Path:
@@ -198,10 +206,7 @@ def _fill(place: Path, named: dict[str, Path], heard: Callable[[], object]) -> N
         shutil.rmtree(place, ignore_errors=True)
         linked([str(path) for path in named.values()], place)
         read = {name: _digest(path, heard) for name, path in _files(named)}
-    total = hashlib.sha256()
-    for name, digest in sorted(read.items()):
-        total.update(f"{digest}  {name}\0".encode(errors="surrogateescape"))
-    record = {"digest": total.hexdigest(), "why": why}
+    record = {"digest": digest_of(read), "why": why}
     files.replace(place / _RECORD, files.canonical(record))
 
 
