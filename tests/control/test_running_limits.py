@@ -9,12 +9,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcdet.cli.observe import explain
 from hpcdet.control.fleet import running_limits, running_shares
 from hpcdet.control.fleet.running_limits import Room
 from hpcdet.control.fleet.running_shares import Bound, RunningShare
@@ -23,6 +25,7 @@ from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
 from hpcdet.errors import Unavailable
 from hpcdet.read.experiment import gather, states
+from hpcdet.read.views import views
 from hpcdet.schedulers.common.base import Capabilities, Occupancy, TaskState
 from hpcdet.site.models import Site
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -537,15 +540,25 @@ def test_a_file_system_without_locks_will_do(
     assert throttles(scheduler) == {"1": 4}
 
 
+@pytest.mark.parametrize("partition", [False, True])
 def test_the_limit_is_named_as_long_as_it_keeps_jobs_away(
-    tmp_path: Path, scheduler: Counting
+    tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch, partition: bool
 ) -> None:
     scheduler.foreign = 4
-    world = make(scheduler, tmp_path, 6, max_running=4)
-    holder = world.holder()
+    world = make(scheduler, tmp_path, 6, **({} if partition else {"max_running": 4}))
+    world = bounded(world, "gpu", 4) if partition else world
+    holder, limit = world.holder(), "partitions.gpu" if partition else "limits"
     for _ in range(2):  # the second one before the scheduler may be asked again
         advance(world.paths, holder)
-        assert reasons(world, holder) == [("limits.max_running: 4 of site paper", "limit")]
+        assert reasons(world, holder) == [(f"{limit}.max_running: 4 of site paper", "limit")]
+    seen, more = gather.gather(world.paths), f"more may not be submitted yet ({limit}.max_running"
+    said = states.health(seen)
+    assert said["health"] == "queued" and more in said["why"]
+    monkeypatch.setattr(explain, "called", lambda paths: paths.id)
+    [finding] = explain._queue(seen, views.status(world.paths))
+    assert more in finding.finding and finding.next.startswith("hpcdet searcher start ")
+    said = states.health(seen, time.time() + 2 * states.FRESH_S)
+    assert said["health"] == "stalled" and more in said["why"]
 
 
 def test_a_limit_that_cannot_be_judged_is_named_only_where_workers_are_missing(

@@ -243,6 +243,8 @@ def _queue(gathered: gather.Gathered, item: StatusView) -> Iterator[FindingView]
             hint = f"hpcdet searcher run {command}"
         elif states.held(gathered):
             hint = f"hpcdet release {command}"
+        elif not waiting and any(wait.kind == "limit" for wait in item.waits):
+            hint = f"hpcdet searcher {_may_decide(gathered)} {command}"  # if nobody else does
         elif any(job.startswith("local-") for job in waiting):
             hint = f"hpcdet status -w {command}"
             shared = ["all experiments share this machine's slots: one per accelerator or core,"]

@@ -115,7 +115,8 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     """Return how well the experiment is looked after: ``health``, ``last_turn_s`` and ``why``.
 
     ``ok``: workers live, or nothing is left to do. ``queued``: jobs wait in the queue, new or
-    requeued, by the files: the last holder records the scheduler's answers.
+    requeued, by the files (the last holder records the scheduler's answers), or may not be
+    submitted yet for a limit of the site.
     ``blind``: the holder cannot reach the scheduler at present.
     ``stalled``: no process is left that could go on. ``last_turn_s`` is the age in seconds of the
     last sign of a holder of the lease, None if there never was one.
@@ -152,11 +153,12 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     if other := _waits_for(gathered):
         why = f"begins when {other} has ended well"
         return {"health": "queued", "last_turn_s": age, "why": why}
+    full = next((one for one in waits(gathered) if one["kind"] == "limit"), None)
+    more = f"{full['tasks']} more may not be submitted yet ({full['reason']})" if full else ""
     if age is not None and age <= FRESH_S:
-        return {"health": "ok", "last_turn_s": age, "why": ""}
+        return {"health": "queued" if full else "ok", "last_turn_s": age, "why": more}
     why = "nobody works or decides" + (", unless tasks wait in the queue" if submitted else "")
-    if full := [one for one in waits(gathered) if one["reason"].startswith("limits.")]:
-        why += f"; {full[0]['tasks']} more may not be submitted yet ({full[0]['reason']})"
+    why += f"; {more}" if more else ""
     return {"health": "stalled", "last_turn_s": age, "why": why}
 
 

@@ -128,9 +128,9 @@ class StatusView:
     next: str
     """The command that resumes it then, else ""."""
     health: Literal["ok", "queued", "blind", "stalled"]
-    """``ok``: workers live, or nothing is left to do. ``queued``: jobs wait in the queue.
-    ``blind``: the process that decides cannot reach the scheduler. ``stalled``: no process is
-    left that could go on."""
+    """``ok``: workers live, or nothing is left to do. ``queued``: jobs wait in the queue, or
+    for a limit. ``blind``: the process that decides cannot reach the scheduler. ``stalled``: no
+    process is left that could go on."""
     health_why: str
     """The reason of that; "" for ``ok``."""
     last_turn_s: float | None
