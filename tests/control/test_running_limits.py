@@ -29,7 +29,7 @@ from hpcdet.read.views import views
 from hpcdet.schedulers.common.base import Capabilities, Occupancy, TaskState
 from hpcdet.site.models import Site
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Intent
+from hpcdet.store.folder.records import Intent, Submitted
 from hpcdet.store.fs import files
 from tests.control.worlds import closed, later
 from tests.paper import PaperScheduler, Waves, World
@@ -312,6 +312,24 @@ def test_a_job_behind_one_that_the_server_has_forgotten_is_replaced(
         "PAUSED",
         "what job 2 depends on did not end well; it was to begin after that",
     )
+
+
+@pytest.mark.parametrize("kind", ["sentinel", "wait"])
+def test_the_small_job_behind_an_array_makes_room_for_what_it_submits(
+    tmp_path: Path, scheduler: Counting, kind: str
+) -> None:
+    """It runs itself, and uses up the limit; nobody else is there."""
+    world = make(scheduler, tmp_path, 1, max_running=1)
+    holder = world.holder()
+    advance(world.paths, holder)
+    scheduler.jobs["1"].states = [TaskState.NODE_FAIL]
+    holder.close()
+    Submitted("900", "paper", at=files.now()).write_once(world.paths.sentinel_submitted(1))
+    scheduler.foreign = 1
+    later(world, world.holder(kind), 2)
+    assert len(scheduler.jobs) == (2 if kind == "sentinel" else 1)
+    if kind == "sentinel":
+        assert read(world, 2).behind == ["900"]
 
 
 def read(world: World, number: int) -> Intent:

@@ -24,6 +24,7 @@ from hpcdet.schedulers import opening
 from hpcdet.schedulers.calls.polling import cache_folder
 from hpcdet.schedulers.common.base import CountsInPartitions, CountsJobs, Occupancy
 from hpcdet.site.models import Site
+from hpcdet.store.folder.records import Submitted
 from hpcdet.store.fs import files
 
 
@@ -75,7 +76,7 @@ def room(holder: Holder, seen: FleetView, wanted: int) -> Room | None:
         held=bool(held) and [*waiting] == held and not (running or holder.decided.user.held),
         seen=time.time(),
     )
-    agreed = running_shares.agree(_file(site), mine, bounds, queue)
+    agreed = running_shares.agree(_file(site), mine, bounds, queue, _sentinels(holder))
     tasks, holder.pace.stranded = agreed.may, agreed.stranded
     of_jobs = running_shares.split(tasks, running, waiting)
     kept = [job for job in waiting if not of_jobs[job] and not running[job]]
@@ -83,6 +84,15 @@ def room(holder: Holder, seen: FleetView, wanted: int) -> Room | None:
     if tasks > len(live):
         holder.pace.full_since = ""
     return Room(tasks, of_jobs, why, agreed.behind)
+
+
+def _sentinels(holder: Holder) -> list[str]:
+    """Return the small jobs of which one turns the crank now: what it submits begins behind it."""
+    if holder.kind != "sentinel":
+        return []
+    paths = holder.paths
+    posted = (Submitted.read(paths.sentinel_submitted(n)) for n in paths.submissions())
+    return [one.job for one in posted if one is not None and one.job]
 
 
 def tell(holder: Holder, tasks: int, why: str) -> None:

@@ -131,13 +131,18 @@ class Agreed:
 
 
 def agree(
-    path: Path, mine: RunningShare, bounds: Sequence[Bound], queue: Occupancy | None
+    path: Path,
+    mine: RunningShare,
+    bounds: Sequence[Bound],
+    queue: Occupancy | None,
+    leaving: Sequence[str] = (),
 ) -> Agreed:
     """Write this experiment's share.
 
     Args:
         mine: with what it wants; its ``may`` is not looked at.
         queue: jobs of this user; None: they cannot be asked for.
+        leaving: other jobs of this experiment, which are about to end.
 
     Raises:
         Unavailable: the file cannot be read or written, or another process keeps it locked.
@@ -146,7 +151,8 @@ def agree(
         shares = list(_others(path, mine, queue))
         before = next((at for at, one in enumerate(shares) if one.root == mine.root), len(shares))
         shares[before : before + 1] = [mine]
-        may, behind = _room(mine, shares, bounds, queue)
+        small = dataclasses.replace(mine, root="", wants=0, jobs=list(leaving))
+        may, behind = _room(mine, [*shares, small], bounds, queue)
         mine = dataclasses.replace(mine, may=may)
         shares[before] = mine
         _write(path, shares)
