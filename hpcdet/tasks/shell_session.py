@@ -98,6 +98,8 @@ def main(argv: list[str]) -> int:
         assert order is not None
         variables = of_task(task, os.environ)
         open_session(task)
+        if task.ended.exists():
+            raise NotFound("it has ended", where=task.id)
         become_shell(order.folder, variables)
     except HpcdetError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -85,6 +85,7 @@ class TaskProcess:
             finally:
                 self._leave()
                 ended.write_once(self.task.ended)
+                end_sessions(self.task)  # one that opens later sees that it has ended
         return ended
 
     def _hear(self, number: int, _: FrameType | None) -> None:

@@ -181,13 +181,26 @@ def test_a_shell_task_lives_as_long_as_a_shell_is_open(local: Cli) -> None:
     for idle in (2, 8, 32):  # until a slow machine opens a shell before the task is over
         found = started(local, "shell", "--idle", idle)
         shell = opened(found)
-        if says(shell, "echo ready") == "ready\n":
+        said = says(shell, "echo ready"), says(shell, f"sleep {2 * idle}; echo late")
+        if said == ("ready\n", "late\n"):
             break
         shell.wait()
-    assert says(shell, f"sleep {2 * idle}; echo late") == "late\n"
-    assert not found.ended.exists()
+    assert said == ("ready\n", "late\n") and not found.ended.exists()
     shell.communicate()
     assert shell.returncode == 0 and ended(found).reason == "idle"
+
+
+def test_no_shell_opens_in_a_task_that_is_just_ending(local: Cli) -> None:
+    """Its process still lives, and has ended those shells that were open."""
+    found = started(local, "shell", "--idle", 600)
+    TaskEnded("idle", None, files.now()).write_once(found.ended)
+    argv = [sys.executable, "-Pm", "hpcdet.tasks.shell_session", str(found.root)]
+    done = subprocess.run(argv, input="echo late\n", capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and done.stdout == "", done
+    assert f"{found.id}: it has ended" in done.stderr
+    running = TaskStarted.read(found.started)
+    assert running is not None
+    os.kill(running.pid, signal.SIGTERM)
 
 
 def test_a_shell_at_a_terminal_is_interactive(local: Cli) -> None:
