@@ -44,6 +44,9 @@ REQUEUE = pytest.param(ASKED, id="requeue")
 SUCCESSOR = pytest.param(NO_REQUEUE, id="successor")
 RARE_REQUEUE = pytest.param(ASKED, id="requeue", marks=ON_REQUEST)
 RARE_SUCCESSOR = pytest.param(NO_REQUEUE, id="successor", marks=ON_REQUEST)
+ONE_RUNS: Site = {**NO_REQUEUE, "limits": {"poll_min_s": 1, "max_running": 1}}
+"""The small job behind an array is itself all that may run."""
+RARE_ONE = pytest.param(ONE_RUNS, id="one-runs", marks=ON_REQUEST)
 _reference: list[str] = []
 
 
@@ -172,7 +175,7 @@ def at_once(run: Run) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("site", [RARE_REQUEUE, RARE_SUCCESSOR])
+@pytest.mark.parametrize("site", [RARE_REQUEUE, RARE_SUCCESSOR, RARE_ONE])
 def test_a_whole_job_is_killed_at_once(lab: Lab, site: Site) -> None:
     digest = reference(lab)
     run = submit(lab, site)
