@@ -10,7 +10,7 @@ from typing import Any
 from hpcdet.read.experiment import changes, states, timing
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial, gather
 from hpcdet.read.usage import beyond_rungs, costs, slot_hours
-from hpcdet.read.usage.slot_hours import Piece, SlotHoursView
+from hpcdet.read.usage.slot_hours import SlotPiece, SlotHoursView
 from hpcdet.read.usage.spans import Span, spans
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -113,7 +113,7 @@ def efficiency(source: ExperimentPaths | Gathered, trial: int = 0) -> list[Effic
     by_trial: dict[int, list[Span]] = defaultdict(list)
     for span in spans(gathered, now):
         by_trial[span.trial].append(span)
-    held: dict[int, list[Piece]] = defaultdict(list)
+    held: dict[int, list[SlotPiece]] = defaultdict(list)
     for piece in slot_hours.pieces(gathered, now):
         held[piece.trial].append(piece)
     state, _ = states.experiment_state(gathered)

@@ -47,7 +47,7 @@ class SlotHoursView:
 
 
 @dataclass(frozen=True)
-class Piece:
+class SlotPiece:
     """Slot-seconds of one kind between two moments, in epoch seconds; ``trial`` 0: of none."""
 
     kind: str
@@ -65,7 +65,7 @@ class Piece:
         return self.slot_s * max(0.0, common) / length
 
 
-def pieces(gathered: Gathered, now: float) -> list[Piece]:
+def pieces(gathered: Gathered, now: float) -> list[SlotPiece]:
     """Return all slot-seconds of an experiment.
 
     Args:
@@ -85,7 +85,7 @@ def pieces(gathered: Gathered, now: float) -> list[Piece]:
     held = sum(piece.slot_s for piece in found if piece.kind != "queued")
     scale = account.training_slot_s / held if held else 0.0
     rows = [
-        Piece(
+        SlotPiece(
             "overhead",
             0,
             row.held.start,
@@ -96,14 +96,14 @@ def pieces(gathered: Gathered, now: float) -> list[Piece]:
     ]
     if not held and account.training_slot_s:  # of attempts whose journals tell nothing
         begun = account.begun or now
-        rows.append(Piece("overhead", 0, begun, now, account.training_slot_s))
+        rows.append(SlotPiece("overhead", 0, begun, now, account.training_slot_s))
     scaled = (
         one if one.kind == "queued" else replace(one, slot_s=one.slot_s * scale) for one in found
     )
     return [*scaled, *rows]
 
 
-def added(found: Iterable[Piece], start: float, end: float) -> SlotHoursView:
+def added(found: Iterable[SlotPiece], start: float, end: float) -> SlotHoursView:
     """Return the slot hours of some pieces between two moments, in epoch seconds."""
     sums = dict.fromkeys((one.name for one in fields(SlotHoursView)), 0.0)
     for piece in found:
@@ -120,7 +120,7 @@ def total(found: Iterable[SlotHoursView]) -> SlotHoursView:
     return SlotHoursView(**{n: round(sum(getattr(row, n) for row in rows), 6) for n in names})
 
 
-def _span(span: Span, attempt: GatheredAttempt | None) -> Iterator[Piece]:
+def _span(span: Span, attempt: GatheredAttempt | None) -> Iterator[SlotPiece]:
     kind = {"waiting": "queued"}.get(span.kind, span.kind)
     shares = [(kind, 1.0)] if kind != "paused" else []
     if kind == "training" and attempt is not None:
@@ -128,7 +128,7 @@ def _span(span: Span, attempt: GatheredAttempt | None) -> Iterator[Piece]:
     elif kind == "lost" and attempt is not None and attempt.end is not None:
         shares = [("lost" if attempt.end.reason in NO_FAULT else "failed", 1.0)]
     for name, share in shares:
-        yield Piece(name, span.trial, span.start, span.end, span.slot_s * share)
+        yield SlotPiece(name, span.trial, span.start, span.end, span.slot_s * share)
 
 
 def _shares(attempt: GatheredAttempt, span: Span) -> Iterator[tuple[str, float]]:

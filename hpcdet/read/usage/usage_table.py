@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from hpcdet.read.experiment import changes, states
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.usage import costs, slot_hours
-from hpcdet.read.usage.slot_hours import Piece, SlotHoursView
+from hpcdet.read.usage.slot_hours import SlotPiece, SlotHoursView
 from hpcdet.store.folder.layout import ExperimentPaths
 
 KEYS = ("user", "project", "account", "partition", "state", "month")
@@ -95,7 +95,7 @@ def _known(gathered: Gathered) -> dict[str, str]:
 
 
 def _periods(
-    found: Sequence[Piece], since: float, now: float, months: bool
+    found: Sequence[SlotPiece], since: float, now: float, months: bool
 ) -> Iterator[tuple[str, float, float]]:
     """Yield name, start and end of each period; months are those of UTC."""
     if not months:
