@@ -10,7 +10,7 @@ from typing import Any
 from hpcdet.read.experiment import changes, states, timing
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial, gather
 from hpcdet.read.usage import beyond_rungs, costs, slot_hours
-from hpcdet.read.usage.slot_hours import SlotPiece, SlotHoursView
+from hpcdet.read.usage.slot_hours import SlotHoursView, SlotPiece
 from hpcdet.read.usage.spans import Span, spans
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from hpcdet.read.experiment import changes, states
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.usage import costs, slot_hours
-from hpcdet.read.usage.slot_hours import SlotPiece, SlotHoursView
+from hpcdet.read.usage.slot_hours import SlotHoursView, SlotPiece
 from hpcdet.store.folder.layout import ExperimentPaths
 
 KEYS = ("user", "project", "account", "partition", "state", "month")
