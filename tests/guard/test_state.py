@@ -198,13 +198,15 @@ def test_no_optimizer_holds_a_moment_of_a_layer_that_nothing_may_change(slot: st
 
 @pytest.mark.parametrize("first", [0.0, 0.5])
 def test_no_adagrad_holds_a_sum_of_a_layer_that_nothing_may_change(first: float) -> None:
-    """It begins with one that an option names."""
+    """It begins with one that an option names, which the code may have changed since."""
     frozen = policy(((0.0, 1.0, 1.0),) * 3)
-    for sums, code in ((first, ""), (first + 1e-6, "G115")):
+    for sums, option, code in ((first, first, ""), (first, 0.3, ""), (first + 1e-6, first, "G115")):
         later = Trial(frozen)
         parameter = later.parameters["0.1.bias"]
-        made = torch.optim.Adagrad([parameter], initial_accumulator_value=first)
-        made.state[parameter]["sum"].fill_(sums)
+        saved = torch.optim.Adagrad([parameter], initial_accumulator_value=first)
+        saved.state[parameter]["sum"].fill_(sums)
+        made = torch.optim.Adagrad([parameter], initial_accumulator_value=option)
+        made.load_state_dict(saved.state_dict())
         later.guard.optimizers.watched.append(made)
         known = dict.fromkeys(["0.1.bias"], "")
         if code:

@@ -77,8 +77,11 @@ def without_moments(guard: Guard, known: Digests, parameters: Models) -> None:
 
 
 def _sums(optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """Return what Adagrad's sum is before the first gradient; {} of other optimizers."""
-    known = optimizer.defaults
+    """Return what Adagrad's sum is before the first gradient; {} of other optimizers.
+
+    All groups have the same, also where the code says another one by now: that of the checkpoint.
+    """
+    known = optimizer.param_groups[0]
     return {_SUM: known[_FIRST_SUM]} if _FIRST_SUM in known else {}
 
 
