@@ -20,6 +20,7 @@ from hpcdet.policy.changes.change_writer import ChangeWriter
 from hpcdet.policy.compiled import CompiledPolicy, PolicyText, TrustedKey, UseAgreement
 from hpcdet.policy.keys import key_files
 from hpcdet.policy.ledger import records
+from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Trial
@@ -222,6 +223,14 @@ def test_a_clock_that_is_behind_brings_no_agreement_back(
     with ledger.open("ab") as file:
         file.write(b'{"body":')
     assert records.last_time(ledger) == last, "a writer that was killed leaves a part of a line"
+
+    late, paths = (now + timedelta(5)).isoformat(), ExperimentPaths(tmp_path / "EXP")
+    monkeypatch.setattr(records, "last_time", lambda path: late if path == ledger else "")
+    heir = paths.trial(2)
+    Trial(2, {}, 11, parent="1@2 batches").write_once(heir.record)
+    governance = resolved_config.load(paths.config).governance
+    assert governance is not None
+    assert deciding._decided(heir, paths, governance).at == late, "its parent's ledger tells it"
 
 
 @pytest.mark.parametrize(

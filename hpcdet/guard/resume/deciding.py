@@ -18,7 +18,9 @@ from hpcdet.process.console import say
 from hpcdet.process.ranks import node_name
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Trial
 from hpcdet.store.fs import files
+from hpcdet.store.trials import parents
 
 CLOCKS = datetime.timedelta(hours=1)
 """By which a node's clock may be behind another's before it is told."""
@@ -36,8 +38,8 @@ def decide(
     """Return the policy in effect; all ranks call together, and rank 0 alone reads files and clock.
 
     Changes that users make while an attempt runs count from the next one on. No day is before
-    what the trial's ledgers and changes of the policy have recorded: a clock that is behind
-    brings no agreement and no certificate back.
+    what the ledgers of the trial and of its parent, and changes of the policy, have recorded: a
+    clock that is behind brings no agreement and no certificate back.
 
     Args:
         trial: that goes on; ``paths``: of its experiment.
@@ -63,7 +65,9 @@ def decide(
 def _decided(trial: TrialPaths, paths: ExperimentPaths, governance: Governance) -> PolicyInEffect:
     history = policy_history.load(paths, governance)
     recorded = [one.time for one in history.changes]
-    recorded += [records.last_time(one.ledger) for one in trial.attempts()]
+    record = Trial.read(trial.record)
+    began = parents.of_parent(paths, trial, record.parent if record else "")
+    recorded += [records.last_time(one.ledger) for one in (*trial.attempts(), *began)]
     now = _no_earlier(datetime.datetime.now(datetime.UTC), filter(files.is_time, recorded))
     found = in_effect(history, now.date(), _withdrawn(paths, history.newest))
     return dataclasses.replace(found, at=now.isoformat())
