@@ -47,7 +47,7 @@ def forge(
 
     Args:
         state: changes the shared state; ``said``: what the manifest says of governance.
-        record: changes each record of the ledger, as plain data.
+        record: changes each record of the ledger, as plain data; one without a type is left out.
     """
     loaded = newest(trial)
     manifest, shared = loaded.manifest, loaded.shared
@@ -91,20 +91,24 @@ def chain_again(trial: TrialPaths, key: Ed25519PrivateKey, change: Change) -> li
         plain = dataclasses.asdict(one)
         plain["body"] = dict(plain["body"])
         change(plain)
+        if not plain["type"]:
+            continue
+        seq = len(hashes)
         if one.type == "seal":
-            part = seals.Segment(owner, begin, one.seq - 1, tree.root)
+            part = seals.Segment(owner, begin, seq - 1, tree.root)
             plain["body"] = {
                 "begin": begin,
-                "end": one.seq - 1,
+                "end": seq - 1,
                 "root": part.root,
                 "dsse": seals.sign(part, key),
             }
-        made = dataclasses.replace(one, body=plain["body"], prev=hashes[-1] if hashes else "")
+        prev = hashes[-1] if hashes else ""
+        made = dataclasses.replace(one, seq=seq, body=plain["body"], prev=prev)
         line, digest = records.line(made)
         lines.append(line)
         hashes.append(digest)
         if one.type == "seal":
-            tree, begin = Merkle(), one.seq + 1
+            tree, begin = Merkle(), seq + 1
         else:
             tree.add(made.to_bytes())
     path.write_bytes(b"".join(lines))

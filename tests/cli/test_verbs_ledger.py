@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from hpcdet.policy.ledger.anchored import AnchoredHead
 from hpcdet.policy.ledger.records import LedgerOwner
 from hpcdet.policy.ledger.writer import LedgerWriter
 from hpcdet.store.config import resolved_config
+from hpcdet.store.folder import home
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from tests.builders import Builder
 from tests.commands import Cli, Ran
@@ -39,7 +41,7 @@ def write(trial: TrialPaths, attempt: int, key: Ed25519PrivateKey | None, steps:
     if accepts:  # the last two records are lost
         seq = accepts.seq - 2
         accepts = records.LedgerHead(1, seq, earlier[0].hashes[seq])
-    of = LedgerOwner("ruled-1", trial.number, attempt)
+    of = LedgerOwner(trial.root.parent.parent.name, trial.number, attempt)
     path = trial.attempt(attempt).ledger
     with LedgerWriter(path, of, earlier=earlier, accepts=accepts, key=key) as writer:
         writer.policy(0, POLICY)
@@ -164,6 +166,33 @@ def test_anchors_of_the_policy_are_read_by_themselves(
     assert item["ok"] and warnings(ran) == []
     assert item["anchors"] == [{"anchor": f"file:{worm}", "heads": 2, "behind": 0}]
     assert "UNANCHORED" in cli("ledger", "verify", "ruled-1/1").out
+
+
+def test_trials_of_a_fork_are_compared_under_its_own_name(
+    cli: Cli,
+    trial: TrialPaths,
+    worm: Path,
+) -> None:
+    """The first had ended where it came from; the second goes on here, and was one there, too."""
+    fork = ExperimentPaths(Builder(cli.root / "fork-2").paths.root)
+    home.settle(fork)
+    shutil.copytree(trial.root, fork.trial(1).root)
+    write(fork.trial(2), 1, KEY, 4)
+    anchor(fork.trial(1), f"file:{worm}")
+    file_of(worm).write_bytes(heads(trial, 1, 8))
+    theirs = heads(trial, 2).replace(b'"trial":1', b'"trial":2')
+    file_of(worm, 2).write_bytes(theirs)
+    own = heads(fork.trial(2), 7)
+    own = own.replace(b'"ruled-1","', b'"fork-2","').replace(b'"trial":1', b'"trial":2')
+    anchored.path_in(worm, "fork-2", 2, os.geteuid()).write_bytes(own)
+    items = cli("ledger", "verify", "fork-2", "-o", "json").items
+    assert [(one["trial"], one["anchors"][0]["heads"]) for one in items] == [(1, 2), (2, 1)]
+    cut(fork.trial(2), 6)
+    [item] = cli("ledger", "verify", "fork-2/2", "-o", "json", code=9).items
+    assert item["first_bad"].startswith("1:7 G105: it is not there any more")
+    cut(fork.trial(1), 6)
+    [item] = cli("ledger", "verify", "fork-2/1", "-o", "json", code=9).items
+    assert item["first_bad"].startswith("1:8 G105: it is not there any more")
 
 
 def test_a_ledger_that_was_cut_and_one_that_was_written_anew_with_its_key_are_found(

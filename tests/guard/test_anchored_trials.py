@@ -11,9 +11,12 @@ import pytest
 
 from hpcdet.policy.compiled import LedgerRules
 from hpcdet.policy.ledger import anchored
+from hpcdet.policy.ledger.owners import owner_of
 from hpcdet.policy.ledger.records import LedgerOwner
 from hpcdet.process.location import AttemptLocation
+from hpcdet.read.lookup import anchored_trials
 from hpcdet.rehearsal import rehearse
+from hpcdet.store.folder import home
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from tests import ranks
 from tests.guard.test_anchoring import UID
@@ -88,6 +91,30 @@ def test_a_killed_trial_goes_on_and_its_anchor_holds_both_attempts(
     assert all(hashes[attempt][seq] == digest for attempt, seq, digest in there)
     assert there[-1][1] == len(found.ledgers[1].records) - 1, "the last record, too"
     assert not [one for one in attempt.lines() if one.get("event") == "anchor"]
+
+
+def test_a_trial_goes_on_in_a_fork_and_where_it_was(tmp_path: Path, worm: Path) -> None:
+    """Each under its own name: neither's heads are missed in the other one's ledgers."""
+    trial = killed(tmp_path, worm)
+    paths, fork = (ExperimentPaths(tmp_path / name) for name in ("EXP", "FORK"))
+    shutil.copytree(paths.root, fork.root)
+    for one in (paths, fork):
+        home.settle(one)
+    for on in (fork.trial(1), trial):
+        attempt = ranks.run(on, 1)
+        verdict = attempt.verdict()
+        assert verdict is not None and verdict.verdict == "done", attempt.log()
+    found = sound(fork.trial(1))
+    assert [owner_of(one) for one in found.ledgers] == [("EXP", 1), ("FORK", 1)]
+    hashes = found.ledgers[1].hashes
+    assert {one[0] for one in held(worm, "FORK")} == {2}
+    assert all(hashes[seq] == digest for _, seq, digest in held(worm, "FORK"))
+    assert {one[0] for one in held(worm)} == {1, 2}
+    for one in (paths, fork):
+        name = anchored_trials.name_of(one)
+        [heads], _ = anchored_trials.read(one, 0, ())
+        assert heads.beside(ledgers(one.trial(1)), (name, 1)).bad is None
+        assert {number for of, number in heads.heads if of == name} == {1}
 
 
 def cut(trial: TrialPaths) -> None:

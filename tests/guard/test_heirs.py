@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -138,28 +137,76 @@ def test_a_parent_that_another_key_has_signed_gives_nothing(fork: bool, tmp_path
     assert "G102" in verdict.error and "is not trusted" in verdict.error
 
 
-def test_a_parent_that_was_written_anew_by_its_key_gives_nothing_where_an_anchor_knows(
-    tmp_path: Path,
-) -> None:
+def anchored(tmp_path: Path) -> TrialPaths:
+    """A trial that has ended, whose key is ``KEY``, and whose heads an anchor holds."""
     (worm := tmp_path / "worm").mkdir()
     rules = LedgerRules(anchor=(f"file:{worm}",))
-    parent = signed(tmp_path, dataclasses.replace(policy(), ledger=rules))
-    sound, forged = heir(parent), heir(parent, 3)
-    attempt = ranks.run(sound, 1)
-    assert attempt.verdict() is not None and "G105" not in attempt.log(), attempt.log()
+    return signed(tmp_path, dataclasses.replace(policy(), ledger=rules))
 
-    def fewer(one: dict[str, Any]) -> None:
-        if one["type"] == "step_batch":
-            one["body"]["skipped"] = [1]
 
-    shutil.rmtree(forged.checkpoints)
-    forging.forge(parent, KEY, record=fewer)
-    forged.record.unlink()
-    attempt = ranks.run(heir(parent, 3), 1)
+def skipped(one: dict[str, Any]) -> None:
+    if one["type"] == "step_batch":
+        one["body"]["skipped"] = [1]
+
+
+def without(parent: TrialPaths) -> None:
+    """Its key writes it anew with one record less: the checkpoint's is before the anchored one."""
+
+    def record(one: dict[str, Any]) -> None:
+        if (one["type"], one["step"]) == ("eval", UNTIL):
+            one["type"] = ""
+
+    def said(told: dict[str, Any]) -> None:
+        told["ledger"]["seq"] -= 1
+
+    forging.forge(parent, KEY, record=record, said=said)
+
+
+@pytest.mark.parametrize("shorter", [False, True])
+def test_a_parent_that_was_written_anew_by_its_key_gives_nothing_where_an_anchor_knows(
+    shorter: bool,
+    cli: Cli,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    parent = anchored(tmp_path)
+    if not shorter:
+        attempt = ranks.run(heir(parent), 1)
+        assert attempt.verdict() is not None and "G105" not in attempt.log(), attempt.log()
+    forging.forge(parent, KEY, record=skipped) if not shorter else without(parent)
+    attempt = ranks.run(child := heir(parent, 3), 1)
     verdict = attempt.verdict()
     assert verdict is not None and verdict.verdict == "norestart", attempt.log()
     assert "G105" in verdict.error and "it was written anew" in verdict.error
     assert str(parent.attempt(1).ledger) in verdict.error
+    if not shorter:  # nor does the heir that has ended
+        err = " ".join(cli("ledger", "verify", child.root.parent / "0002", code=9).err.split())
+        assert "G105: of its parent: attempt 1, record 11: it was written anew" in err
+        assert f"error: {parent.attempt(1).ledger}: " in err
+
+
+def test_a_copy_that_ends_before_an_anchored_head_leaves_a_history_unknown(
+    cli: Cli,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    parent = anchored(tmp_path)
+    without(parent)
+    child = heir(parent)
+    record = json.loads(child.record.read_text())
+    child.record.write_text(json.dumps({**record, "parent": f"../EXP/{record['parent']}"}))
+    parents.give_ledgers(parents.donations(parent, "batches")[-1], child)
+    [copy] = parents.ledgers(child)
+    [theirs] = ledgers(parent)
+    last = max(one.seq for one in theirs.records if one.type == "checkpoint") + 1
+    lines = copy.ledger.read_bytes().splitlines(keepends=True)
+    copy.ledger.write_bytes(b"".join(lines[: last + 1]))
+    attempt = ranks.run(child, 1)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "done", attempt.log()
+    assert checks_of(attempt)["G105"]["outcome"] == "unknown"
+    assert "the copy of its ledger ends before it" in checks_of(attempt)["G105"]["detail"]
+    assert state_of(child)[1]["complete"] is False
+    said = json.loads(cli("ledger", "verify", child.root, "-o", "json").out)["warnings"]
+    assert "holds record 16 of its parent's attempt 1, and the copy ends before" in said[0]
 
 
 def ungoverned(paths: ExperimentPaths) -> None:

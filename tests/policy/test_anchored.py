@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpcdet.errors import IntegrityError
 from hpcdet.policy.ledger import anchored, records
-from hpcdet.policy.ledger.anchored import AnchoredHead, beside
-from hpcdet.policy.ledger.records import AttemptLedger
+from hpcdet.policy.ledger.anchored import AnchoredHead, Held, beside
+from hpcdet.policy.ledger.owners import Owner
+from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead, LedgerOwner
+from hpcdet.policy.ledger.verify import verify
+from hpcdet.policy.ledger.writer import LedgerWriter
 from tests.policy.test_ledger import KEY, begun, path_of, trained, whole
 
 TIME = "2026-11-24T05:00:00.000000Z"
@@ -78,10 +83,10 @@ def test_only_heads_of_the_experiment_count_and_not_too_many(
         one.to_bytes() for one in (head(1), head(2, experiment="E-2"), head(1), head(3))
     )
     path = Path("log")
-    assert anchored.heads_in(io.BytesIO(lines), path, "E-1") == {head(1), head(3)}
+    assert anchored.heads_in(io.BytesIO(lines), path, ["E-1"]) == {head(1), head(3)}
     monkeypatch.setattr(anchored, "MOST", 1)
     with pytest.raises(IntegrityError, match="more than 1 heads of E-1"):
-        anchored.heads_in(io.BytesIO(lines), path, "E-1")
+        anchored.heads_in(io.BytesIO(lines), path, ["E-1"])
 
 
 def test_nothing_is_wrong_with_a_ledger_that_has_its_heads(tmp_path: Path) -> None:
@@ -131,3 +136,73 @@ def test_names_of_experiments_lead_nowhere_else(tmp_path: Path) -> None:
     assert anchored.heads_in_folder(tmp_path, "E-1", 2, 7) == set()
     with pytest.raises(FileNotFoundError):
         anchored.heads_in_folder(tmp_path / "none", "E-1", 2, 7)
+
+
+# -- whose ledgers they are -----------------------------------------------------------------------
+
+OWN, FORK = ("exp", 1), ("fork", 1)
+
+
+def forked(folder: Path) -> list[AttemptLedger]:
+    """Ledgers of a trial that had ended, and that has gone on in a fork."""
+    whole(folder)
+    old = ledger(folder)
+    more: dict[str, Any] = {"earlier": [old], "accepts": old.head, "key": KEY}
+    with LedgerWriter(path_of(folder, 2), LedgerOwner("fork", 1, 2), **more) as writer:
+        trained(writer, 9, 12)
+    new = records.read(2, path_of(folder, 2))
+    assert new is not None
+    return [old, new]
+
+
+def held_of(heads: dict[Owner, list[AnchoredHead]]) -> Held:
+    return lambda experiment, trial: heads.get((experiment, trial), [])
+
+
+def test_a_trial_of_a_fork_has_the_heads_of_the_attempts_that_it_was_taken_over_with(
+    tmp_path: Path,
+) -> None:
+    old, new = forked(tmp_path)
+    assert verify([old, new], trial=1).bad is None
+    last = len(old.records) - 1
+    on_there = dataclasses.replace(head(2), attempt=2)  # which the former experiment has, alone
+    heads = {
+        OWN: [*heads_of(old, 1, last), on_there],
+        FORK: [dataclasses.replace(head(), attempt=3)],
+    }
+    found = anchored.expected(held_of(heads), [old, new], FORK)
+    assert found == {OWN: set(heads_of(old, 1, last)), FORK: set(heads[FORK])}
+    cut = dataclasses.replace(old, records=old.records[:last], hashes=old.hashes[:last])
+    [bad] = anchored.expected(held_of(heads), [cut, new], FORK)[OWN] - set(heads_of(old, 1))
+    assert beside("file:/w", [bad], [cut, new]).bad is not None, "it was taken over whole"
+    assert anchored.expected(held_of(heads), [old], OWN) == {OWN: set(heads[OWN])}
+    nothing = dataclasses.replace(old, records=(), hashes=())
+    assert anchored.expected(held_of({}), [nothing, new], OWN) == {OWN: set(), FORK: set()}
+
+
+def test_a_copy_of_a_parents_ledger_has_the_heads_up_to_its_end(tmp_path: Path) -> None:
+    whole(tmp_path)
+    old = ledger(tmp_path)
+    heads = {OWN: heads_of(old, 1, 5, 9)}
+    copy = dataclasses.replace(old, records=old.records[:7], hashes=old.hashes[:7])
+    assert anchored.expected(held_of(heads), [copy], None) == {OWN: set(heads_of(old, 1, 5))}
+
+    def newer(seq: int) -> AnchoredHead | None:
+        return anchored.not_copied(held_of(heads), [copy], LedgerHead(1, seq, old.hashes[seq]))
+
+    assert newer(5) is None, "the anchor has it"
+    assert newer(6) == heads[OWN][2], "it may be of another history"
+    assert anchored.not_copied(held_of({}), [copy], LedgerHead(1, 6, old.hashes[6])) is None
+
+
+def test_ledgers_of_several_experiments_are_of_one_trial_that_has_gone_on(tmp_path: Path) -> None:
+    old, new = forked(tmp_path)
+
+    def other(**changes: Any) -> AttemptLedger:
+        first = new.records[0]
+        begins = dataclasses.replace(first, body={**first.body, **changes})
+        return dataclasses.replace(new, records=(begins, *new.records[1:]))
+
+    for wrong in (other(trial=2), other(accepts=None)):
+        bad = verify([old, wrong]).bad
+        assert bad is not None and (bad.code, bad.seq) == ("G105", 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import stat
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,9 @@ from hpcdet.errors import UsageError
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup, TrustedKey
 from hpcdet.policy.keys import key_files, run_keys
+from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Governance
+from hpcdet.store.folder import home
 from hpcdet.store.folder.layout import ExperimentPaths
 
 STORED = Governance(run_key={"stored": "governance.run_key"})
@@ -109,6 +112,32 @@ def test_clocks_that_are_days_off_are_named(paths: ExperimentPaths, days: int) -
     assert run_keys.load(paths, STORED, policy, now - timedelta(minutes=4)).certificate
     assert run_keys.load(paths, STORED, policy, now + timedelta(days=8)).certificate
     assert "look at the clock of the node" in refused(paths, policy, now + timedelta(days=days))
+
+
+def test_a_certificate_holds_where_its_experiment_was_renamed(paths: ExperimentPaths) -> None:
+    home.settle(paths)
+    certified(paths)
+    moved = ExperimentPaths(paths.root.rename(paths.root.with_name("renamed")))
+    home.settle(moved)
+    assert run_keys.load(moved, STORED, trusting(("run", SITE)))
+    fork = ExperimentPaths(paths.root.with_name("fork"))
+    shutil.copytree(moved.root, fork.root, ignore=shutil.ignore_patterns("homes"))
+    home.settle(fork)
+    assert "of another key or experiment" in refused(fork, trusting(("run", SITE)))
+
+
+@pytest.mark.parametrize("parent", ["3", "../EXP/3@6 batches", "origin/1", "no parent"])
+def test_a_parents_ledgers_are_signed_by_the_run_key_unless_the_config_names_another(
+    parent: str,
+) -> None:
+    """Whoever has written a trial's record by hand cannot choose who may have signed."""
+    config = {"governance": {"policy": "p", "digest": "sha256:0", "signer": "ab" * 32}}
+    own = resolved_config.resolve({**config, "searcher": {"metric": "loss"}})
+    assert run_keys.parents_signers(POLICY, own, parent) == ["ab" * 32]
+    searcher = {"metric": "loss", "begin_from": "EXP/3"}
+    begun = resolved_config.resolve({**config, "searcher": searcher})
+    wanted = [] if parent == "origin/1" else ["ab" * 32]
+    assert run_keys.parents_signers(POLICY, begun, parent) == wanted
 
 
 def test_a_clock_that_is_behind_brings_no_certificate_back(paths: ExperimentPaths) -> None:

@@ -15,7 +15,7 @@ from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.ledger import records
-from hpcdet.policy.ledger.anchored import HeadsBesideLedgers, beside
+from hpcdet.policy.ledger.anchored import HeadsBesideLedgers
 from hpcdet.policy.ledger.verify import FirstBad, LedgerExposure, VerifiedLedger
 from hpcdet.store.folder.layout import TrialPaths
 
@@ -184,21 +184,25 @@ def verify_ledger(out: Output, id: str, logs: tuple[IO[bytes], ...]) -> None:
     named = find.reference(id, settings().root)
     anchors, warnings = anchored_trials.read(named.paths, named.trial, logs)  # before ledgers
     found = _verified(named)
-    lost = {trial for one in anchors for trial, heads in one.heads.items() if heads} - found.keys()
+    name = anchored_trials.name_of(named.paths)
+    held = {of for one in anchors for of, heads in one.heads.items() if heads}
+    lost = {trial for of, trial in held if of == name and named.trial in (0, trial)} - found.keys()
     found |= dict.fromkeys(lost, VerifiedLedger(()))
     if not found:
         raise _no_ledger(id)
     rows: list[LedgerView] = []
     bad: tuple[int, FirstBad] | None = None
     for trial, one in sorted(found.items()):
-        held = [
-            (each, beside(each.anchor, each.heads.get(trial, ()), one.ledgers)) for each in anchors
-        ]
-        first = one.bad or next((each.bad for _, each in held if each.bad), None)
+        beside = [(each, each.beside(one.ledgers, (name, trial))) for each in anchors]
+        first = one.bad or next((each.bad for _, each in beside if each.bad), None)
+        if first is None:
+            of = named.paths.trial(trial)
+            first, more = anchored_trials.beside_parent(anchors, named.paths, of, one)
+            warnings += more
         if first is not None and bad is None:
             bad = trial, first
-        rows.append(_view(trial, replace(one, bad=first), held))
-        warnings += _overdue(trial, held)
+        rows.append(_view(trial, replace(one, bad=first), beside))
+        warnings += _overdue(trial, beside)
     out.emit(rows, _VERIFIED, warnings=warnings, key="trial")
     if bad is not None:
         trial, first = bad

@@ -200,6 +200,7 @@ def _certified(
 ) -> SignedView:
     from hpcdet.policy.changes import policy_history
     from hpcdet.policy.keys import key_files, run_keys
+    from hpcdet.policy.ledger.owners import name_of
 
     if run_key is not None:  # an experiment that is not here, or not ours
         if key is None or to is None:
@@ -208,19 +209,19 @@ def _certified(
         _write(to, run_keys.certify(run_key, what, by, days))
         return SignedView("certificate", what, run_key, key_files.public(by), str(to))
     paths, governance = experiment(what)
-    own = key_files.public(run_keys.signer(paths, governance))
+    name, own = name_of(paths), key_files.public(run_keys.signer(paths, governance))
     if key is None:
-        return SignedView("run_key", paths.id, own, "", "")
+        return SignedView("run_key", name, own, "", "")
     by = key_files.read(key)
     policy = policy_history.load(paths, governance).newest
     run_keys.refuse_unable(policy, key_files.public(by))
-    made = run_keys.certify(own, paths.id, by, days)
+    made = run_keys.certify(own, name, by, days)
     if to is None:
         kept = _kept(paths, made)
     else:
         _write(to, made)
         kept = to
-    return SignedView("certificate", paths.id, own, key_files.public(by), str(kept))
+    return SignedView("certificate", name, own, key_files.public(by), str(kept))
 
 
 def _added(what: str, add: Path) -> SignedView:
@@ -230,13 +231,14 @@ def _added(what: str, add: Path) -> SignedView:
     from hpcdet.policy.changes import policy_history
     from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
     from hpcdet.policy.keys import key_files, run_keys
-    from hpcdet.policy.ledger import seals
+    from hpcdet.policy.ledger import owners, seals
 
     paths, governance = experiment(what)
+    name = owners.name_of(paths)
     own = key_files.public(run_keys.signer(paths, governance))
     policy = policy_history.load(paths, governance).newest
     given = read_envelope(add)
-    opened = {"key": own, "experiment": paths.id, "certificate": given}
+    opened = {"key": own, "experiment": name, "certificate": given}
     trusted = run_keys.certifiers(policy)
     if not trusted:
         raise PolicyRefused(
@@ -247,7 +249,7 @@ def _added(what: str, add: Path) -> SignedView:
     except GovernanceBroken as error:
         what = error.what.partition(": ")[2]
         raise PolicyRefused("P10", what, where=str(add), hint=error.hint) from None
-    return SignedView("certificate", paths.id, own, "", str(_kept(paths, given)))
+    return SignedView("certificate", name, own, "", str(_kept(paths, given)))
 
 
 def _kept(paths: ExperimentPaths, envelope: Mapping[str, Any]) -> Path:

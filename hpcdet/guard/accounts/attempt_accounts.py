@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from hpcdet.checkpoint import LoadedState, Manifest
 from hpcdet.data.sample_order import CountedOrder, Order
 from hpcdet.data.sourced import SourceTable, StreamOrder
-from hpcdet.errors import IntegrityError
+from hpcdet.guard.accounts.anchored_ledgers import AnchoredLedgers
 from hpcdet.guard.accounts.checkpoint_records import settled, state_root
 from hpcdet.guard.accounts.known_ledgers import known_by_ledgers, undone
 from hpcdet.guard.accounts.same_on_ranks import same_on_ranks
@@ -24,15 +23,13 @@ from hpcdet.policy.changes.policy_in_effect import PolicyInEffect
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import MIX
 from hpcdet.policy.keys import run_keys
-from hpcdet.policy.ledger import anchored, records
-from hpcdet.policy.ledger.anchored import AnchoredHead
+from hpcdet.policy.ledger import owners, records
 from hpcdet.policy.ledger.attested import head_of
-from hpcdet.policy.ledger.paths import path_of, paths_of
-from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead
+from hpcdet.policy.ledger.records import AttemptLedger
 from hpcdet.process.console import say
 from hpcdet.store.config.resolved_config import Governance
+from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.trials import parents
-from hpcdet.store.trials.parents import Parent
 from hpcdet.train.attempt.session import Session
 from hpcdet.units import Units
 
@@ -63,13 +60,16 @@ class AttemptAccounts:
         self.ledger: TrialLedger | None = None
         self._earlier: list[AttemptLedger] = []
         if session.ranks.chief:
-            self._earlier = list(_earlier(session))
+            self._earlier = _earlier(session)
             experiment = session.place.experiment
             assert experiment is not None
             key = None
             if named.run_key is not None:
                 key = run_keys.load(experiment, named, guard.policy, recorded=decided.at)
             self.ledger = TrialLedger(guard, session.place, self._earlier, key)
+            self._owner = self.ledger.experiment, session.place.trial.number
+            anchors = () if experiment.rehearsal else guard.policy.ledger.anchor
+            self._anchored = AnchoredLedgers(anchors, self._tell)
 
     def verify(self, loaded: LoadedState, overrides: Overrides) -> list[Check]:
         """Verify a checkpoint beside the ledgers it was made with, before its state is put back.
@@ -101,37 +101,24 @@ class AttemptAccounts:
     def _beside_ledgers(
         self, loaded: LoadedState, state: State, overrides: Overrides
     ) -> list[Check]:
-        manifest, folder = loaded.manifest, loaded.folder
+        manifest, folder, place = loaded.manifest, loaded.folder, self._session.place
         if not manifest.inherited:
-            number = self._session.place.trial.number
             mine, trust = self._earlier, run_keys.signers(self._guard.policy, self._named)
-            checks = known_by_ledgers(manifest, folder, state, mine, trust, overrides, trial=number)
-            return [*checks, undone(manifest, self._earlier)]
-        theirs, parent = list(_of_parent(self._session)), Parent.parse(self._session.record.parent)
-        trust = run_keys.parents_signers(self._guard.policy, self._named, parent)
+            trial = place.trial.number
+            checks = known_by_ledgers(manifest, folder, state, mine, trust, overrides, trial=trial)
+            return [*checks, undone(manifest, mine)]
+        theirs, named = _of_parent(self._session), self._session.record.parent
+        trust = run_keys.parents_signers(self._guard.policy, self._session.config, named)
         if not theirs:
             return [Check(5, "G105", "unknown", "the ledgers of its parent are not there")]
         checks = known_by_ledgers(manifest, folder, state, theirs, trust, overrides, trial=None)
-        self._parent_beside_anchors(theirs, head_of(manifest.meta["governance"]))
+        assert place.experiment is not None
+        whole = owners.of_parent(place.experiment, place.trial, named, theirs)
+        self._anchored.refuse_lost(lambda: _of_parent(self._session), whole)
+        head = head_of(manifest.meta["governance"])
+        if whole is None and head is not None:
+            checks += self._anchored.doubts(theirs, head)
         return checks
-
-    def _parent_beside_anchors(
-        self, theirs: Sequence[AttemptLedger], head: LedgerHead | None
-    ) -> None:
-        """Refuse ledgers of a parent that were written anew, as ``file:`` anchors hold them.
-
-        Up to the checkpoint that the heir begins from: what is behind is the parent's own matter.
-
-        Raises:
-            GovernanceBroken: G105.
-        """
-        of = theirs[0].records[0].body
-        counts = dict(path_of(paths_of(theirs), head))
-
-        def counting(heads: set[AnchoredHead]) -> set[AnchoredHead]:
-            return {one for one in heads if one.seq < counts.get(one.attempt, 0)}
-
-        self._refuse_lost(str(of["experiment"]), int(of["trial"]), lambda: theirs, counting)
 
     def _beside_anchors(self) -> None:
         """Refuse ledgers that do not have what ``file:`` anchors hold of them.
@@ -139,47 +126,7 @@ class AttemptAccounts:
         Raises:
             GovernanceBroken: G105.
         """
-        if self.ledger is not None:
-            number = self._session.place.trial.number
-            # read anew behind heads: an attempt that is believed lost may still write
-            self._refuse_lost(self.ledger.experiment, number, lambda: [*_earlier(self._session)])
-
-    def _refuse_lost(
-        self,
-        name: str,
-        number: int,
-        ledgers: Callable[[], Sequence[AttemptLedger]],
-        chosen: Callable[[set[AnchoredHead]], set[AnchoredHead]] = lambda heads: heads,
-    ) -> None:
-        """Refuse ledgers that lack a head that a ``file:`` anchor holds.
-
-        Args:
-            name: of the experiment in them; ``number``: of the trial.
-            ledgers: read behind the heads; ``chosen``: of these, those that have to be in them.
-
-        Raises:
-            GovernanceBroken: G105.
-        """
-        experiment = self._session.place.experiment
-        assert experiment is not None
-        for folder in (
-            () if experiment.rehearsal else anchored.folders(self._guard.policy.ledger.anchor)
-        ):
-            where = anchored.path_in(folder, name, number, os.geteuid())
-            try:
-                heads = chosen(anchored.heads_in_folder(folder, name, number, os.geteuid()))
-            except (OSError, IntegrityError) as error:
-                self._tell(f"{anchored.FILE}{folder}", f"it cannot be read: {error}")
-                continue
-            there = ledgers()
-            bad = anchored.beside(str(where), heads, there).bad
-            if bad is not None:
-                what = f"attempt {bad.attempt}, record {bad.seq}: {bad.what}"
-                own = self._session.place.trial.attempt(bad.attempt).ledger
-                paths = {one.attempt: str(one.path) for one in there}
-                hint = "put the ledger back from a backup; nothing goes on behind a cut one"
-                where_bad = paths.get(bad.attempt, str(own))
-                raise GovernanceBroken(bad.code, what, where=where_bad, hint=hint)
+        self._anchored.refuse_lost(lambda: _earlier(self._session), self._owner)
 
     def _tell(self, anchor: str, error: str) -> None:
         """Record that an anchor fails, or holds heads again (""), and say so."""
@@ -323,22 +270,21 @@ class AttemptAccounts:
             self._tell_of_anchors(last=True)
 
 
-def _earlier(session: Session) -> Iterator[AttemptLedger]:
+def _earlier(session: Session) -> list[AttemptLedger]:
     """Ledgers of the trial's attempts before this one."""
-    for attempt in session.place.trial.attempts():
-        if attempt.number < session.place.attempt.number:
-            found = records.read(attempt.number, attempt.ledger)
-            if found is not None:
-                yield found
+    own = session.place.attempt.number
+    return _read(one for one in session.place.trial.attempts() if one.number < own)
 
 
-def _of_parent(session: Session) -> Iterator[AttemptLedger]:
+def _of_parent(session: Session) -> list[AttemptLedger]:
     """Ledgers of the trial that this one began from; copies where they were brought with it."""
     place = session.place
-    for attempt in parents.of_parent(place.experiment, place.trial, session.record.parent):
-        found = records.read(attempt.number, attempt.ledger)
-        if found is not None:
-            yield found
+    return _read(parents.of_parent(place.experiment, place.trial, session.record.parent))
+
+
+def _read(attempts: Iterable[AttemptPaths]) -> list[AttemptLedger]:
+    read = (records.read(one.number, one.ledger) for one in attempts)
+    return [one for one in read if one is not None]
 
 
 def _cut(earlier: Sequence[AttemptLedger]) -> int | None:

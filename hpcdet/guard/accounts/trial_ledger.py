@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from hpcdet.guard.accounts.anchoring import Anchoring
 from hpcdet.guard.counting.exposure import Exposure
 from hpcdet.guard.guard import Guard
 from hpcdet.policy.keys.run_keys import RunKey
-from hpcdet.policy.ledger import seals
+from hpcdet.policy.ledger import owners, seals
 from hpcdet.policy.ledger.attested import digest_of
 from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead, LedgerOwner
 from hpcdet.policy.ledger.writer import LedgerWriter
@@ -48,7 +49,12 @@ class TrialLedger:
         key: RunKey | None,
     ) -> None:
         self._guard, self._place, self._earlier, self._key = guard, place, earlier, key
-        self._of = LedgerOwner(_named(place, earlier), place.trial.number, place.attempt.number)
+        name = (
+            ""
+            if place.experiment is None
+            else owners.name_of(place.experiment, owners.said_by(earlier))
+        )
+        self._of = LedgerOwner(name, place.trial.number, place.attempt.number)
         self._writer: LedgerWriter | None = None
         self._anchors = Anchoring((), self._of, place.attempt.ledger)
         self._held: LedgerHead | None = None
@@ -89,6 +95,9 @@ class TrialLedger:
             OSError: it cannot be made.
         """
         policy = self._guard.policy
+        if accepts is None:  # of a fork's only what goes on shows that it is the same trial
+            for name, _ in owners.said_by(self._earlier):
+                self._of = dataclasses.replace(self._of, experiment=name)
         self._writer = LedgerWriter(
             self._place.attempt.ledger,
             self._of,
@@ -242,11 +251,3 @@ class TrialLedger:
 
 def _plain(head: LedgerHead) -> dict[str, Any]:
     return {"attempt": head.attempt, "seq": head.seq, "hash": head.hash}
-
-
-def _named(place: AttemptLocation, earlier: Sequence[AttemptLedger]) -> str:
-    """The experiment's name in its first ledger: a folder that was renamed keeps it in there."""
-    for ledger in earlier:
-        if ledger.records:
-            return str(ledger.records[0].body.get("experiment"))
-    return "" if place.experiment is None else place.experiment.id

@@ -19,9 +19,9 @@ from hpcdet.policy import experiment_policy
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.policy.compiled import CompiledPolicy
 from hpcdet.policy.keys import key_files
-from hpcdet.policy.ledger import seals
+from hpcdet.policy.ledger import owners, seals
 from hpcdet.policy.ledger.seals import Certificate
-from hpcdet.store.config.resolved_config import Governance
+from hpcdet.store.config.resolved_config import Governance, Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 from hpcdet.store.trials.parents import ORIGIN, Parent
@@ -119,7 +119,7 @@ def load(
     trusted = certifiers(policy)
     if not trusted or key_files.public(key) in trusted:
         return RunKey(key)
-    opened = {"key": key_files.public(key), "experiment": paths.id}
+    opened = {"key": key_files.public(key), "experiment": owners.name_of(paths)}
     present = (now or datetime.now(UTC)).isoformat()
     wrong: GovernanceBroken | None = None
     for path in reversed(list(certificates(paths))):
@@ -193,16 +193,22 @@ def signers(policy: CompiledPolicy, governance: Governance) -> list[str]:
     return certifiers(policy) or ([governance.signer] if governance.signer else [])
 
 
-def parents_signers(
-    policy: CompiledPolicy, governance: Governance, parent: Parent | None
-) -> list[str]:
+def parents_signers(policy: CompiledPolicy, config: Resolved, parent: str) -> list[str]:
     """As ``signers``, of the ledgers of a trial's parent.
 
     Trials and forks of an experiment have its run key. That of another one, whose checkpoint the
     config names to begin from, is not known here.
+
+    Args:
+        config: of the experiment, which has a policy.
+        parent: as the trial's record has it.
     """
-    strange = parent is None or parent.experiment == ORIGIN.experiment
-    return certifiers(policy) if strange else signers(policy, governance)
+    assert config.governance is not None
+    named = Parent.parse(parent)
+    begun = named is not None and named.experiment == ORIGIN.experiment
+    if begun and config.searcher.begin_from is not None:
+        return certifiers(policy)
+    return signers(policy, config.governance)
 
 
 def refuse_unable(policy: CompiledPolicy, key: str) -> None:

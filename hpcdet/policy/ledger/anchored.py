@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
 
-from hpcdet.policy.ledger.records import AttemptLedger, is_head
+from hpcdet.policy.ledger.owners import Owner, owner_of
+from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead, is_head
 from hpcdet.policy.ledger.verify import FirstBad
 from hpcdet.store.fs import bounded_json, files, typed_fields
 
+Held = Callable[[str, int], "Collection[AnchoredHead]"]
+"""The heads of a trial that an anchor holds, by the name of its experiment and its number."""
 FILE, COMMAND, SYSLOG = "file:", "command:", "syslog"
 """How anchors begin in a compiled policy."""
 MOST = 1_000_000
-"""Heads of an experiment that are read of one anchor."""
+"""Heads that are read of one anchor."""
 
 _BEGIN, _ESCAPED = b'{"attempt":', rb"{\"attempt\":"
 _LONGEST = 64 * 1024
@@ -126,11 +129,11 @@ def heads_in_folder(folder: Path, experiment: str, trial: int, uid: int) -> set[
     with file:
         if os.fstat(file.fileno()).st_uid not in whose:
             raise files.damaged(path, "another user has put it there")
-        return {one for one in heads_in(file, path, experiment) if one.trial == trial}
+        return {one for one in heads_in(file, path, [experiment]) if one.trial == trial}
 
 
-def heads_in(file: IO[bytes], path: Path, experiment: str) -> set[AnchoredHead]:
-    """Return the heads of an experiment in a file or a log.
+def heads_in(file: IO[bytes], path: Path, experiments: Collection[str]) -> set[AnchoredHead]:
+    """Return the heads of experiments in a file or a log.
 
     Raises:
         IntegrityError: there are more than ``MOST``.
@@ -138,10 +141,11 @@ def heads_in(file: IO[bytes], path: Path, experiment: str) -> set[AnchoredHead]:
     found: set[AnchoredHead] = set()
     for one in _lines(file):
         head = AnchoredHead.parse(one)
-        if head is not None and head.experiment == experiment:
+        if head is not None and head.experiment in experiments:
             found.add(head)
             if len(found) > MOST:
-                raise files.damaged(path, f"it has more than {MOST} heads of {experiment}")
+                names = ", ".join(sorted(experiments))
+                raise files.damaged(path, f"it has more than {MOST} heads of {names}")
     return found
 
 
@@ -169,6 +173,47 @@ class HeadsBesideLedgers:
     behind: int
     overdue: tuple[tuple[int, int, int], ...]
     bad: FirstBad | None
+
+
+def expected(
+    held: Held, ledgers: Sequence[AttemptLedger], whole: Owner | None
+) -> dict[Owner, set[AnchoredHead]]:
+    """Return the heads that the ledgers of a trial have to hold, by whose they are.
+
+    Args:
+        held: what an anchor holds of a trial.
+        whole: the trial that they are of: it lacks no attempt. Attempts of others, which a fork
+            has taken over when they had ended, lack no record. None: they are copies, each of
+            which ends where the ledger did when it was copied.
+    """
+    ends: dict[Owner, dict[int, int]] = {}
+    for one in ledgers:
+        if one.records:
+            ends.setdefault(owner_of(one), {})[one.attempt] = len(one.records)
+    found = {} if whole is None else {whole: set(held(*whole))}
+    for owner in ends.keys() - found.keys():
+        of = ends[owner]
+        there = {one for one in held(*owner) if one.attempt in of}
+        found[owner] = {one for one in there if whole or one.seq < of[one.attempt]}
+    return found
+
+
+def not_copied(
+    held: Held, copies: Sequence[AttemptLedger], head: LedgerHead
+) -> AnchoredHead | None:
+    """Return the next head behind a record, where the copy of its ledger ends before that head.
+
+    Nothing shows then that the record is of the history that the anchor holds.
+
+    Args:
+        held: what an anchor holds of a trial.
+    """
+    ledger = next((one for one in copies if one.attempt == head.attempt and one.records), None)
+    if ledger is None:
+        return None
+    own = (one for one in held(*owner_of(ledger)) if one.attempt == head.attempt)
+    newer = min((one for one in own if one.seq >= head.seq), key=lambda one: one.seq, default=None)
+    return newer if newer is not None and newer.seq >= len(ledger.records) else None
 
 
 def beside(

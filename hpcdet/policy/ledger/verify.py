@@ -12,6 +12,7 @@ import numpy as np
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.compiled import MIX, Matrix
 from hpcdet.policy.ledger import seals
+from hpcdet.policy.ledger.owners import Owner, owner_of
 from hpcdet.policy.ledger.paths import (
     LedgerPath,
     lost_between,
@@ -99,7 +100,7 @@ def verify(
     found: list[tuple[AttemptLedger, LedgerPath]] = []
     levels: list[seals.Signed] = []
     rollbacks: list[tuple[int, int, int]] = []
-    owners: set[tuple[str, int]] = set()
+    owners: list[Owner] = []
     unsealed = 0
     there = tuple(one for one in ledgers if one.records or one.wrong)
     for ledger in there:
@@ -112,10 +113,10 @@ def verify(
                 continue
             path = (*path_of(found, opened(ledger)), (ledger.attempt, len(ledger.records)))
             first = ledger.records[0]
-            owner = (first.body["experiment"], first.body["trial"])
-            if trial not in (None, owner[1]) or owners - {owner}:
+            owner = owner_of(ledger)
+            if trial not in (None, owner[1]) or not _goes_on(owners, owner, first):
                 raise GovernanceBroken("G105", f"it is the ledger of {owner[0]}/{owner[1]}")
-            owners.add(owner)
+            owners.append(owner)
             levels.append(seals.trust_of(first.body, first.time, trust))
             seq = 1
             seen = seen_by(ledger, [one for one, _ in found])
@@ -135,6 +136,14 @@ def verify(
     signed: seals.Signed = min(levels, key=("none", "self", "trusted").index, default="none")
     whole = VerifiedLedger(there, last, signed, unsealed, tuple(rollbacks))
     return whole if must_hold is None else whole.holding(must_hold)
+
+
+def _goes_on(owners: Sequence[Owner], owner: Owner, first: LedgerRecord) -> bool:
+    """Return True if the next ledger is of the same trial, or of that of a fork that goes on."""
+    if not owners or owner == owners[-1]:
+        return True
+    forked = owner[1] == owners[-1][1] and owner not in owners
+    return forked and first.body.get("accepts") is not None
 
 
 def _known_before(ledger: AttemptLedger, there: Sequence[AttemptLedger]) -> bool:

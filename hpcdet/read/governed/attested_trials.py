@@ -23,7 +23,6 @@ from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import CHECKPOINT_NAME, INHERITED, ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Trial, Verdict
 from hpcdet.store.trials import manifests, parents, progress, standing
-from hpcdet.store.trials.parents import Parent
 
 _CUT = "put the ledger back from a backup; what it lacks nobody can tell"
 NO_PARENT = "the ledgers of its parent are not there"
@@ -45,8 +44,8 @@ class GovernedExperiment:
         self.history: PolicyHistory | None = None
         self.trust: list[str] = []
         self.certifiers: list[str] = []
-        config = resolved_config.load(paths.config)
-        self._governance = governance = config.governance
+        self._config = config = resolved_config.load(paths.config)
+        governance = config.governance
         if governance is None:
             named_policy.require(paths, config)
         else:
@@ -54,11 +53,15 @@ class GovernedExperiment:
             self.trust = run_keys.signers(self.history.newest, governance)
             self.certifiers = run_keys.certifiers(self.history.newest)
 
-    def trust_of_parent(self, parent: Parent | None) -> list[str]:
-        """The keys that may have signed the ledgers of a trial's parent, or certified theirs."""
-        if self.history is None or self._governance is None:
+    def trust_of_parent(self, parent: str) -> list[str]:
+        """The keys that may have signed the ledgers of a trial's parent, or certified theirs.
+
+        Args:
+            parent: as the trial's record has it.
+        """
+        if self.history is None:
             return []
-        return run_keys.parents_signers(self.history.newest, self._governance, parent)
+        return run_keys.parents_signers(self.history.newest, self._config, parent)
 
 
 class AttestedTrial:
@@ -88,7 +91,7 @@ class AttestedTrial:
         record = Trial.read(self._trial.record)
         text = record.parent if record else ""
         found = _read(parents.of_parent(self._experiment.paths, self._trial, text))
-        return found, self._experiment.trust_of_parent(Parent.parse(text))
+        return found, self._experiment.trust_of_parent(text)
 
     def whole(self) -> VerifiedLedger | None:
         """Verify its ledgers, and that attempts and checkpoints are in them; None: it has none.

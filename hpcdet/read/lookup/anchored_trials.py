@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
 from hpcdet.errors import IntegrityError
 from hpcdet.policy import named_policy
-from hpcdet.policy.ledger import anchored, records
-from hpcdet.policy.ledger.anchored import AnchoredHead
+from hpcdet.policy.ledger import anchored, owners, records
+from hpcdet.policy.ledger.anchored import AnchoredHead, HeadsBesideLedgers
+from hpcdet.policy.ledger.owners import Owner
+from hpcdet.policy.ledger.records import AttemptLedger, LedgerHead
+from hpcdet.policy.ledger.verify import FirstBad, VerifiedLedger
 from hpcdet.store.config import resolved_config
-from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.fs import packed
+from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Trial
+from hpcdet.store.trials import parents
+
+_PARENT = "put the ledger back from a backup; what the trial goes on from proves nothing"
 
 
 @dataclass(frozen=True)
 class AnchorHeads:
-    """The heads of an experiment that an anchor holds.
+    """The heads that an anchor holds of an experiment's trials, and of those they go on from.
 
     Attributes:
         anchor: ``file:DIR``, or the log that was given.
-        heads: by trial.
+        heads: by trial, of this experiment or another one.
     """
 
     anchor: str
-    heads: Mapping[int, set[AnchoredHead]] = field(default_factory=dict)
+    heads: Mapping[Owner, set[AnchoredHead]] = field(default_factory=dict)
+
+    def of(self, experiment: str, trial: int) -> set[AnchoredHead]:
+        """The heads of a trial."""
+        return self.heads.get((experiment, trial), set())
+
+    def beside(self, ledgers: Sequence[AttemptLedger], whole: Owner | None) -> HeadsBesideLedgers:
+        """Compare with the ledgers of a trial, as ``anchored.expected`` has them."""
+        heads = anchored.expected(self.of, ledgers, whole)
+        return anchored.beside(self.anchor, set().union(*heads.values()), ledgers)
 
 
 def read(
@@ -46,26 +62,63 @@ def read(
         GovernanceBroken: the policy is not the one that was submitted.
         IntegrityError: a log has too many heads.
     """
-    experiment = _name(paths)
+    wanted = _owners(paths, trial)
     found, warnings = [], []
     given = _anchors(paths)
     for folder in anchored.folders(given):
         name = f"{anchored.FILE}{folder}"
         try:
-            found.append(AnchorHeads(name, _of_folder(folder, paths, experiment, trial)))
+            found.append(AnchorHeads(name, _of_folder(folder, paths, wanted, trial)))
         except (OSError, IntegrityError) as error:
             warnings.append(f"{name} cannot be read: {error}")
+    names = {name for name, _ in wanted}
     for log in logs:
-        by_trial: dict[int, set[AnchoredHead]] = defaultdict(set)
-        for head in anchored.heads_in(log, Path(log.name), experiment):
-            if trial in (0, head.trial):
-                by_trial[head.trial].add(head)
+        by_trial: dict[Owner, set[AnchoredHead]] = defaultdict(set)
+        for head in anchored.heads_in(log, Path(log.name), names):
+            by_trial[head.experiment, head.trial].add(head)
         found.append(AnchorHeads(str(log.name), by_trial))
     blind = [one for one in given if not one.startswith(anchored.FILE)]
     if blind and not logs:
         what = ", ".join(one.partition(":")[0] for one in blind)
         warnings.append(f"{what} cannot be read back: give lines of its log by --anchored")
     return found, warnings
+
+
+def beside_parent(
+    anchors: Sequence[AnchorHeads], paths: ExperimentPaths, trial: TrialPaths, own: VerifiedLedger
+) -> tuple[FirstBad | None, list[str]]:
+    """Compare the ledgers that a trial goes on from with what anchors hold of them.
+
+    Args:
+        own: ledgers of the trial, the first of which names the record that it goes on from.
+
+    Returns:
+        The first head that they do not have, and what cannot be compared.
+    """
+    text = _parent(trial)
+    read = (records.read(one.number, one.ledger) for one in parents.of_parent(paths, trial, text))
+    theirs = [one for one in read if one is not None]
+    whole = owners.of_parent(paths, trial, text, theirs)
+    link = next((one.records[0].body.get("parent") for one in own.ledgers if one.records), None)
+    warnings = []
+    for anchor in anchors:
+        if (bad := anchor.beside(theirs, whole).bad) is not None:
+            path = next((str(one.path) for one in theirs if one.attempt == bad.attempt), "")
+            what = f"of its parent: attempt {bad.attempt}, record {bad.seq}: {bad.what}"
+            return replace(bad, what=what, where=path or str(trial.root), hint=_PARENT), []
+        head = {name: link.get(name) for name in ("attempt", "seq", "hash")} if link else None
+        if whole is None and records.is_head(head):
+            newer = anchored.not_copied(anchor.of, theirs, LedgerHead(**head))
+            if newer is not None:
+                what = f"trial {trial.number}: {anchor.anchor} holds record {newer.seq} of its "
+                warnings.append(f"{what}parent's attempt {newer.attempt}, and the copy ends before")
+    return None, warnings
+
+
+def name_of(paths: ExperimentPaths) -> str:
+    """The name of an experiment in its ledgers."""
+    attempts = (attempt for trial in paths.trials() for attempt in trial.attempts())
+    return owners.name_of(paths, _said(attempts))
 
 
 def _anchors(paths: ExperimentPaths) -> list[str]:
@@ -81,29 +134,34 @@ def _anchors(paths: ExperimentPaths) -> list[str]:
 
 
 def _of_folder(
-    folder: Path, paths: ExperimentPaths, experiment: str, trial: int
-) -> dict[int, set[AnchoredHead]]:
+    folder: Path, paths: ExperimentPaths, wanted: set[Owner], trial: int
+) -> dict[Owner, set[AnchoredHead]]:
     """The heads that a folder holds, also of trials that are not there any more."""
     uid = paths.config.stat().st_uid
-    known = {one.number for one in paths.trials()} | set(
-        anchored.trials_in(folder, experiment, uid)
-    )
-    chosen = sorted(known) if trial == 0 else [trial]
-    return {one: anchored.heads_in_folder(folder, experiment, one, uid) for one in chosen}
+    if trial == 0:
+        name = name_of(paths)
+        wanted = wanted | {(name, one) for one in anchored.trials_in(folder, name, uid)}
+    return {one: anchored.heads_in_folder(folder, *one, uid) for one in wanted}
 
 
-def _name(paths: ExperimentPaths) -> str:
-    """The name of an experiment in its ledgers: that of its folder, unless that was renamed."""
-    return next(_names(paths), paths.id)
+def _owners(paths: ExperimentPaths, trial: int) -> set[Owner]:
+    """Trials, and those whose ledgers they have or go on from."""
+    name = name_of(paths)
+    found = {(name, trial)} if trial else set()
+    for one in paths.trials():
+        if trial in (0, one.number):
+            parent = _parent(one)
+            whole = owners.of_parent(paths, one, parent)
+            found |= {(name, one.number), *([whole] if whole else [])}
+            found |= set(_said(one.attempts()))
+            found |= set(_said(parents.of_parent(paths, one, parent)))
+    return found
 
 
-def _names(paths: ExperimentPaths) -> Iterator[str]:
-    for trial in paths.trials():
-        for attempt in trial.attempts():
-            try:
-                with packed.open_file(attempt.ledger) as file:
-                    first, _ = records.parse(file.readline(records.LONGEST)[:-1])
-            except (OSError, ValueError, IntegrityError):
-                continue
-            if isinstance(name := first.body.get("experiment"), str):
-                yield name
+def _parent(trial: TrialPaths) -> str:
+    record = Trial.read(trial.record)
+    return record.parent if record else ""
+
+
+def _said(attempts: Iterable[AttemptPaths]) -> Iterator[Owner]:
+    return filter(None, (owners.said_in(one.ledger) for one in attempts))

@@ -86,6 +86,16 @@ def newest(paths: ExperimentPaths) -> Home | None:
     return Home.read(paths.home(numbers[-1])) if numbers else None
 
 
+def first_name(paths: ExperimentPaths) -> str:
+    """Return the name of the folder that it was made in; "" for an experiment of an older version.
+
+    One that was renamed or moved keeps it, a fork has its own.
+    """
+    numbers = packed.numbers(paths.homes, ".json")
+    home = Home.read(paths.home(numbers[0])) if numbers else None
+    return "" if home is None else Path(home.path).name
+
+
 def is_here(paths: ExperimentPaths) -> bool:
     """True if the newest record names this place."""
     home = newest(paths)
