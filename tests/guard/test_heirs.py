@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -111,15 +112,44 @@ def forged_by(parent: TrialPaths, key: Ed25519PrivateKey) -> None:
     forging.forge(parent, key, record=record)
 
 
-def signed(tmp_path: Path, wanted: CompiledPolicy) -> TrialPaths:
+def signed(tmp_path: Path, wanted: CompiledPolicy, **changes: Any) -> TrialPaths:
     """A trial that has ended, whose key is ``KEY``."""
     (tmp_path / "run.key").write_text(KEY.private_bytes_raw().hex())
     (tmp_path / "run.key").chmod(0o600)
     section: dict[str, Any] = {"policy": "test", "digest": wanted.digest, "signer": PUBLIC}
     section["run_key"] = {"file": str(tmp_path / "run.key")}
-    parent = make(tmp_path / "EXP", 1, wanted, until=UNTIL, governance=section)
+    parent = make(tmp_path / "EXP", 1, wanted, until=UNTIL, governance=section, **changes)
     assert ranks.run(parent, 1).verdict() is not None
     return parent
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_heir_does_not_begin_from_another_trials_checkpoint(
+    copied: bool,
+    cli: Cli,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Whole and signed by the same key, with the ledger that it was made with."""
+    (tmp_path / "other").mkdir()
+    parent = signed(tmp_path, policy())
+    other = signed(tmp_path / "other", policy(), seed=8)
+    child = heir(parent)
+    if copied:
+        record = json.loads(child.record.read_text())
+        child.record.write_text(json.dumps({**record, "parent": f"../EXP/{record['parent']}"}))
+        shutil.rmtree(child.checkpoints)
+        [*_, given] = parents.donations(other, "batches")
+        parents.give(given, child)
+        parents.give_ledgers(given, child)
+    else:
+        parent.attempt(1).ledger.write_bytes(other.attempt(1).ledger.read_bytes())
+    said = "G103: it is another checkpoint" if copied else "G105"
+    [made] = child.checkpoints.glob("*.g0")
+    assert said in " ".join(cli("ckpt", "verify", made, "--quick", code=9).err.split())
+    attempt = ranks.run(child, 1)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "norestart", attempt.log()
+    assert said in verdict.error
 
 
 @pytest.mark.parametrize("fork", [False, True])

@@ -104,16 +104,22 @@ class AttemptAccounts:
         manifest, folder, place = loaded.manifest, loaded.folder, self._session.place
         if not manifest.inherited:
             mine, trust = self._earlier, run_keys.signers(self._guard.policy, self._named)
-            trial = place.trial.number
-            checks = known_by_ledgers(manifest, folder, state, mine, trust, overrides, trial=trial)
+            of: int | None = place.trial.number
+            checks = known_by_ledgers(manifest, folder, state, mine, trust, overrides, trial=of)
             return [*checks, undone(manifest, mine)]
-        theirs, named = _of_parent(self._session), self._session.record.parent
-        trust = run_keys.parents_signers(self._guard.policy, self._session.config, named)
+        record = self._session.record
+        if manifest.digest != record.origin.get("digest"):
+            what = "it is another checkpoint than the trial's record names to begin from"
+            hint = "begin it anew: hpcdet fork"
+            raise GovernanceBroken("G103", what, where=str(folder), hint=hint)
+        theirs = _of_parent(self._session)
         if not theirs:
             return [Check(5, "G105", "unknown", "the ledgers of its parent are not there")]
-        checks = known_by_ledgers(manifest, folder, state, theirs, trust, overrides, trial=None)
         assert place.experiment is not None
-        whole = owners.of_parent(place.experiment, place.trial, named, theirs)
+        whole = owners.of_parent(place.experiment, place.trial, record.parent, theirs)
+        trust = run_keys.parents_signers(self._guard.policy, self._session.config, record.parent)
+        of = None if whole is None else whole[1]
+        checks = known_by_ledgers(manifest, folder, state, theirs, trust, overrides, trial=of)
         self._anchored.refuse_lost(lambda: _of_parent(self._session), whole)
         head = head_of(manifest.meta["governance"])
         if whole is None and head is not None:

@@ -86,10 +86,13 @@ class AttestedTrial:
         return verify(self.ledgers, self._experiment.trust, trial=self._trial.number)
 
     @cached_property
+    def _record(self) -> Trial | None:
+        return Trial.read(self._trial.record)
+
+    @cached_property
     def _of_parent(self) -> tuple[list[AttemptLedger], list[str]]:
         """The ledgers of the trial that it began from, and the keys that may have signed them."""
-        record = Trial.read(self._trial.record)
-        text = record.parent if record else ""
+        text = self._record.parent if self._record else ""
         found = _read(parents.of_parent(self._experiment.paths, self._trial, text))
         return found, self._experiment.trust_of_parent(text)
 
@@ -135,6 +138,10 @@ class AttestedTrial:
             raise GovernanceBroken("G103", what, where=str(folder), hint=hint)
         claim = CheckpointClaim.of(folder, name, manifest["digest"], meta)
         if inherited:
+            if self._record and self._record.origin.get("digest") != claim.digest:
+                what = "it is another checkpoint than the trial's record names to begin from"
+                hint = "begin it anew: hpcdet fork"
+                raise GovernanceBroken("G103", what, where=str(folder), hint=hint)
             ledgers, trust = self._of_parent
             if not ledgers:
                 return NO_PARENT
