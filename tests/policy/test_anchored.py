@@ -185,7 +185,13 @@ def test_a_copy_of_a_parents_ledger_has_the_heads_up_to_its_end(tmp_path: Path) 
     old = ledger(tmp_path)
     heads = {OWN: heads_of(old, 1, 5, 9)}
     copy = dataclasses.replace(old, records=old.records[:7], hashes=old.hashes[:7])
-    assert anchored.expected(held_of(heads), [copy], None) == {OWN: set(heads_of(old, 1, 5))}
+    found = anchored.expected(held_of(heads), [copy], copies=True)
+    assert found == {OWN: set(heads_of(old, 1, 5))}
+    newer_attempt = [
+        *heads[OWN],
+        dataclasses.replace(head(), attempt=2),
+    ]  # which may not be seen yet
+    assert anchored.expected(held_of({OWN: newer_attempt}), [old]) == {OWN: set(heads[OWN])}
 
     def newer(seq: int) -> AnchoredHead | None:
         return anchored.not_copied(held_of(heads), [copy], LedgerHead(1, seq, old.hashes[seq]))

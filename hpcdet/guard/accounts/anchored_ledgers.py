@@ -32,19 +32,19 @@ class AnchoredLedgers:
     def __init__(self, anchors: Sequence[str], tell: Callable[[str, str], None]) -> None:
         self._folders, self._tell = anchored.folders(anchors), tell
 
-    def refuse_lost(self, ledgers: Read, whole: Owner | None) -> None:
+    def refuse_lost(self, ledgers: Read, own: Owner | None = None, *, copies: bool = False) -> None:
         """Refuse ledgers that do not have what an anchor holds of them.
 
         Args:
             ledgers: read again behind the heads: an attempt that is believed lost may still write.
-            whole: as ``anchored.expected`` has it.
+            own, copies: as ``anchored.expected`` has them.
 
         Raises:
             GovernanceBroken: G105.
         """
         for folder in self._folders:
             try:
-                heads = anchored.expected(_held(folder), ledgers(), whole)
+                heads = anchored.expected(_held(folder), ledgers(), own, copies=copies)
             except (OSError, IntegrityError) as error:
                 self._cannot(folder, error)
                 continue

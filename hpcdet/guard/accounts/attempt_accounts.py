@@ -30,6 +30,7 @@ from hpcdet.process.console import say
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.trials import parents
+from hpcdet.store.trials.parents import Parent
 from hpcdet.train.attempt.session import Session
 from hpcdet.units import Units
 
@@ -115,14 +116,13 @@ class AttemptAccounts:
         theirs = _of_parent(self._session)
         if not theirs:
             return [Check(5, "G105", "unknown", "the ledgers of its parent are not there")]
-        assert place.experiment is not None
-        whole = owners.of_parent(place.experiment, place.trial, record.parent, theirs)
+        copies, named = owners.are_copies(place.trial, record.parent), Parent.parse(record.parent)
         trust = run_keys.parents_signers(self._guard.policy, self._session.config, record.parent)
-        of = None if whole is None else whole[1]
+        of = None if copies or named is None else named.trial
         checks = known_by_ledgers(manifest, folder, state, theirs, trust, overrides, trial=of)
-        self._anchored.refuse_lost(lambda: _of_parent(self._session), whole)
+        self._anchored.refuse_lost(lambda: _of_parent(self._session), copies=copies)
         head = head_of(manifest.meta["governance"])
-        if whole is None and head is not None:
+        if copies and head is not None:
             checks += self._anchored.doubts(theirs, head)
         return checks
 

@@ -176,25 +176,29 @@ class HeadsBesideLedgers:
 
 
 def expected(
-    held: Held, ledgers: Sequence[AttemptLedger], whole: Owner | None
+    held: Held,
+    ledgers: Sequence[AttemptLedger],
+    own: Owner | None = None,
+    *,
+    copies: bool = False,
 ) -> dict[Owner, set[AnchoredHead]]:
     """Return the heads that the ledgers of a trial have to hold, by whose they are.
 
     Args:
         held: what an anchor holds of a trial.
-        whole: the trial that they are of: it lacks no attempt. Attempts of others, which a fork
-            has taken over when they had ended, lack no record. None: they are copies, each of
-            which ends where the ledger did when it was copied.
+        own: the trial that lacks no attempt. Of others, such as those that a fork has taken over,
+            attempts that are there lack no record.
+        copies: each ledger ends where it did when it was copied.
     """
     ends: dict[Owner, dict[int, int]] = {}
     for one in ledgers:
         if one.records:
             ends.setdefault(owner_of(one), {})[one.attempt] = len(one.records)
-    found = {} if whole is None else {whole: set(held(*whole))}
+    found = {} if own is None else {own: set(held(*own))}
     for owner in ends.keys() - found.keys():
         of = ends[owner]
         there = {one for one in held(*owner) if one.attempt in of}
-        found[owner] = {one for one in there if whole or one.seq < of[one.attempt]}
+        found[owner] = {one for one in there if not copies or one.seq < of[one.attempt]}
     return found
 
 

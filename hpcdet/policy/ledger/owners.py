@@ -33,21 +33,15 @@ def name_of(paths: ExperimentPaths, said: Iterable[Owner] = ()) -> str:
     return home.first_name(paths) or next((name for name, _ in said), paths.id)
 
 
-def of_parent(
-    paths: ExperimentPaths, child: TrialPaths, parent: str, ledgers: Iterable[AttemptLedger] = ()
-) -> Owner | None:
-    """Return the trial that another one of its experiment has begun from, whose ledgers are here.
+def are_copies(child: TrialPaths, parent: str) -> bool:
+    """Return True if the ledgers of a trial's parent are copies: it is another experiment's.
 
     Args:
-        parent: as the record of the child has it; ``ledgers``: of the parent.
-
-    Returns:
-        None: it is another experiment's, and what is here are copies.
+        parent: as the record of the child has it.
     """
     named = Parent.parse(parent)
-    if named is None or named.experiment or parents.kept_ledgers(child).attempts():
-        return None
-    return name_of(paths, said_by(ledgers)), named.trial
+    here = named is not None and not named.experiment
+    return not here or bool(parents.kept_ledgers(child).attempts())
 
 
 def said_by(ledgers: Iterable[AttemptLedger]) -> Iterator[Owner]:

@@ -40,9 +40,11 @@ class AnchorHeads:
         """The heads of a trial."""
         return self.heads.get((experiment, trial), set())
 
-    def beside(self, ledgers: Sequence[AttemptLedger], whole: Owner | None) -> HeadsBesideLedgers:
+    def beside(
+        self, ledgers: Sequence[AttemptLedger], own: Owner | None = None, *, copies: bool = False
+    ) -> HeadsBesideLedgers:
         """Compare with the ledgers of a trial, as ``anchored.expected`` has them."""
-        heads = anchored.expected(self.of, ledgers, whole)
+        heads = anchored.expected(self.of, ledgers, own, copies=copies)
         return anchored.beside(self.anchor, set().union(*heads.values()), ledgers)
 
 
@@ -98,16 +100,16 @@ def beside_parent(
     text = _parent(trial)
     read = (records.read(one.number, one.ledger) for one in parents.of_parent(paths, trial, text))
     theirs = [one for one in read if one is not None]
-    whole = owners.of_parent(paths, trial, text, theirs)
+    copies = owners.are_copies(trial, text)
     link = next((one.records[0].body.get("parent") for one in own.ledgers if one.records), None)
     warnings = []
     for anchor in anchors:
-        if (bad := anchor.beside(theirs, whole).bad) is not None:
+        if (bad := anchor.beside(theirs, copies=copies).bad) is not None:
             path = next((str(one.path) for one in theirs if one.attempt == bad.attempt), "")
             what = f"of its parent: attempt {bad.attempt}, record {bad.seq}: {bad.what}"
             return replace(bad, what=what, where=path or str(trial.root), hint=_PARENT), []
         head = {name: link.get(name) for name in ("attempt", "seq", "hash")} if link else None
-        if whole is None and records.is_head(head):
+        if copies and records.is_head(head):
             newer = anchored.not_copied(anchor.of, theirs, LedgerHead(**head))
             if newer is not None:
                 what = f"trial {trial.number}: {anchor.anchor} holds record {newer.seq} of its "
@@ -150,11 +152,8 @@ def _owners(paths: ExperimentPaths, trial: int) -> set[Owner]:
     found = {(name, trial)} if trial else set()
     for one in paths.trials():
         if trial in (0, one.number):
-            parent = _parent(one)
-            whole = owners.of_parent(paths, one, parent)
-            found |= {(name, one.number), *([whole] if whole else [])}
-            found |= set(_said(one.attempts()))
-            found |= set(_said(parents.of_parent(paths, one, parent)))
+            before = parents.of_parent(paths, one, _parent(one))
+            found |= {(name, one.number), *_said([*one.attempts(), *before])}
     return found
 
 
