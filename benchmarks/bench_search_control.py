@@ -30,7 +30,7 @@ import results  # noqa: E402
 from hpcdet.control.leader import decision_log  # noqa: E402
 from hpcdet.control.leader.trial_cache import Sight  # noqa: E402
 from hpcdet.control.turn.controller import advance  # noqa: E402
-from hpcdet.search import registry  # noqa: E402
+from hpcdet.search import searcher_factory  # noqa: E402
 from hpcdet.search.api import events  # noqa: E402
 from hpcdet.store.decisions import snapshots  # noqa: E402
 from hpcdet.store.folder.records import Claim  # noqa: E402
@@ -67,7 +67,7 @@ def world(folder: Path, trials: int, concurrent: int, length: int = TOP_LENGTH) 
         hyperparameters={"rate": {"type": "log", "minval": -4, "maxval": -1}, "width": 32},
         site={"limits": {"poll_min_s": 60}, "lease_ttl_s": 180},
     )
-    made.method = registry.searcher(made.resolved)
+    made.method = searcher_factory.searcher(made.resolved)
     return made
 
 

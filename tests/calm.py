@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcdet.search import registry
+from hpcdet.search import searcher_factory
 from hpcdet.search.api import codec, events
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Resolved
@@ -32,7 +32,7 @@ class Calm:
 
     def course(self, turns: list[tuple[str, int]]) -> Iterator[dict[str, Any]]:
         """Events and decisions when so many turns come, each of a kind and a trial."""
-        method = registry.searcher(self.resolved)
+        method = searcher_factory.searcher(self.resolved)
         state = method.initial()
         for kind, trial in turns:
             event = self._event(kind, trial)

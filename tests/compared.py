@@ -20,7 +20,7 @@ from hpcdet.search.api.events import (
     Start,
 )
 from hpcdet.search.halving.halving import NEWEST
-from hpcdet.search.registry import searcher
+from hpcdet.search.searcher_factory import searcher
 from hpcdet.store.config.resolved_config import resolve
 from tests import by_definition
 from tests.by_definition import Search, Word

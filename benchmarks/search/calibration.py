@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.search.registry import searcher
+from hpcdet.search.searcher_factory import searcher
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.turns import Reports

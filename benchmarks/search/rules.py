@@ -1,6 +1,6 @@
 """Every scheduling rule of the benchmark, as a searcher on hpcdet's interface.
 
-Ours come from hpcdet's own registry. A peer's rule is written down here once more, in a few
+Ours come from hpcdet's searcher factory. A peer's rule is written down here once more, in a few
 lines, since the peers' own code needs time in proportion to the number of trials at each decision;
 ``parity`` drives both over the same reports and counts decisions that differ. All of them make
 trial k from the k-th random configuration.
@@ -17,7 +17,7 @@ from typing import Any
 
 from hpcdet.search.api import events
 from hpcdet.search.halving.halving import NEWEST
-from hpcdet.search.registry import searcher
+from hpcdet.search.searcher_factory import searcher
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.units import Length
 

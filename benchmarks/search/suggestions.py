@@ -16,7 +16,7 @@ import optuna
 from benchmarks.search.rules import METRIC
 from hpcdet.search.api import events
 from hpcdet.search.halving.halving import NEWEST
-from hpcdet.search.registry import searcher
+from hpcdet.search.searcher_factory import searcher
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves

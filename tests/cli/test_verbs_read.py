@@ -23,7 +23,7 @@ from hpcdet.read import report
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.lookup import find
 from hpcdet.read.views import logs, views
-from hpcdet.search import registry
+from hpcdet.search import searcher_factory
 from hpcdet.search.api import codec, events
 from hpcdet.store.config import resolved_config as config
 from hpcdet.store.fs import files
@@ -261,7 +261,7 @@ def test_what_is_decided_of_a_trial_is_in_events_explain_and_the_report(cli: Cli
     asked |= {"divisor": 2, "num_rungs": 3, "stopping": {"nan": {}, "target": {"value": 0.01}}}
     searcher = {"name": "async_halving", "metric": "validation_loss", **asked}
     built = Builder(cli.root / "digits-7f3a", searcher=searcher)
-    method = registry.searcher(config.load(built.paths.config))
+    method = searcher_factory.searcher(config.load(built.paths.config))
     state = method.initial()
     told = [(1, 10, 0.5), (2, 10, 0.7), (3, 10, math.nan)]
     target = (1, 20, 0.001)

@@ -17,7 +17,7 @@ from hpcdet.control.requests.replay import Replay
 from hpcdet.control.turn.controller import advance
 from hpcdet.errors import Unavailable, UsageError
 from hpcdet.read.views import views
-from hpcdet.search import registry
+from hpcdet.search import searcher_factory
 from hpcdet.search.api import codec, events
 from hpcdet.site_files import load_site
 from hpcdet.store.config import resolved_config
@@ -50,7 +50,7 @@ SEARCH: dict[str, Any] = {
 def searching(root: Path, **changes: Any) -> World:
     """An experiment on paper with everything that a fork takes from it."""
     world = World.make(root, **{**SEARCH, **changes})
-    world.method = registry.searcher(world.resolved)
+    world.method = searcher_factory.searcher(world.resolved)
     paths = world.paths
     files.make_folder(paths.code)
     (paths.code / "train.py").write_text("print('hello')\n")
@@ -61,7 +61,7 @@ def searching(root: Path, **changes: Any) -> World:
 
 
 def of(made: fork.Forked, world: World) -> World:
-    return World(made.paths, world.resolved, world.site, registry.searcher(world.resolved))
+    return World(made.paths, world.resolved, world.site, searcher_factory.searcher(world.resolved))
 
 
 def drive(world: World, enough: Callable[[], bool] = lambda: False) -> None:
@@ -137,7 +137,7 @@ def test_a_fork_goes_on_as_the_search_would_have(tmp_path: Path) -> None:
     assert searched(there.paths) == searched(world.paths)
     going = Trial.read(there.paths.trial(min(made.going)).record)
     assert going is not None and going.parent.startswith(f"../{world.paths.id}/{going.number}@")
-    again = Replay(registry.searcher(world.resolved), {})
+    again = Replay(searcher_factory.searcher(world.resolved), {})
     lines = chain.read(there.paths)
     assert len(list(again.run(lines))) == len(lines) and again.difference is None
     assert Best.read(there.paths.best) is not None

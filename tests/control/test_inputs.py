@@ -13,7 +13,7 @@ from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
 from hpcdet.read.views import views
-from hpcdet.search import registry
+from hpcdet.search import searcher_factory
 from hpcdet.search.api import codec, events
 from hpcdet.search.methods.program import Program
 from hpcdet.store.config import resolved_config
@@ -29,13 +29,13 @@ HALVING = {"name": "async_halving", "max_length": {"batches": 9}, "divisor": 3, 
 
 
 def search(root: Path, told: Path | None = None, **searcher: Any) -> World:
-    """A search of the registry's; ``told``: where its hook notes what it is told."""
+    """A search of the factory; ``told``: where its hook notes what it is told."""
     asked: dict[str, Any] = {**HALVING, "max_trials": 4, "max_concurrent_trials": 4, **searcher}
     hook = {"notify": {"command": f'echo "$HPCDET_EVENT" >> {told}', "on": ["stuck", "end"]}}
     settings = hook if told else {}
     world = World.make(root, searcher=asked, hyperparameters={"rate": {"vals": [1, 2]}}, **settings)  # type: ignore[arg-type]
     files.write_once(world.paths.config, resolved_config.dump(world.resolved.raw))
-    world.method = registry.searcher(world.resolved, world.paths.root)
+    world.method = searcher_factory.searcher(world.resolved, world.paths.root)
     return world
 
 

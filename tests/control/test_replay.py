@@ -16,7 +16,7 @@ from hpcdet.control.leader.decided_state import Decided, program
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests.replay import Replay
 from hpcdet.control.turn.controller import advance
-from hpcdet.search import registry
+from hpcdet.search import searcher_factory
 from hpcdet.search.api import codec
 from hpcdet.search.api.events import (
     Action,
@@ -185,11 +185,11 @@ def test_the_first_decision_that_would_be_another_is_told(tmp_path: Path) -> Non
 def test_a_search_goes_on_by_the_rules_of_the_version_that_began_it() -> None:
     """Recorded by version 4: trial 2 was stopped and had trained to its end, and is continued."""
     raw, *lines = map(json.loads, RULE_4.read_text().splitlines())
-    again = Replay(registry.searcher(resolved_config.resolve(raw)), {})
+    again = Replay(searcher_factory.searcher(resolved_config.resolve(raw)), {})
     assert len(list(again.run(lines))) == len(lines) and not again.failed
     assert (again.decisions, again.difference) == (13, None)
     raw["searcher"]["rule_version"] = 5
-    newer = Replay(registry.searcher(resolved_config.resolve(raw)), {})
+    newer = Replay(searcher_factory.searcher(resolved_config.resolve(raw)), {})
     list(newer.run(lines))
     assert newer.difference is not None and newer.difference.recorded is not None
     assert newer.difference.recorded["kind"] == "continue" and newer.difference.wanted is None
@@ -224,7 +224,7 @@ def test_what_searchers_decided_before_they_asked_folds_into_what_it_was(
     """Nobody was asked where nobody shows a number: that is new, and all else as recorded."""
     search = {"name": name, "metric": "loss", "max_length": {"batches": 9}, **asked}
     search |= {"max_trials": 9, "max_concurrent_trials": 3}
-    decided = Decided(registry.searcher(resolved_config.resolve({"searcher": search})))
+    decided = Decided(searcher_factory.searcher(resolved_config.resolve({"searcher": search})))
     told = zip([Start(), *events], [[1, 2, 3], *recorded], strict=True)
     for event, actions in told:
         decided.take({"kind": "event", "event": codec.encode_event(event)})
@@ -296,7 +296,7 @@ def test_the_command_says_whether_all_is_decided_again(cli: Cli) -> None:
     search = {"name": "random", "max_trials": 2, "max_length": {"batches": 100}}
     space = {"rate": {"type": "double", "minval": 0.0, "maxval": 1.0}}
     world = World.make(cli.root, searcher=search, hyperparameters=space)
-    world.method = registry.searcher(world.resolved)
+    world.method = searcher_factory.searcher(world.resolved)
     world.paths.config.write_bytes(resolved_config.dump(world.resolved.raw))
     holder = world.holder()
     advance(world.paths, holder)
@@ -327,7 +327,7 @@ STATES = (RECORDED / "searches" / "states.jsonl").read_text().splitlines()
 @pytest.mark.parametrize("number", range(len(STATES)))
 def test_a_state_is_the_json_that_former_versions_wrote(number: int) -> None:
     recorded = json.loads(STATES[number])
-    method = registry.searcher(resolved_config.resolve(recorded["config"]))
+    method = searcher_factory.searcher(resolved_config.resolve(recorded["config"]))
     state = method.initial()
     for value in recorded["events"]:
         event = codec.decode_event(value)

@@ -18,7 +18,7 @@ from hpcdet.control.requests import commands
 from hpcdet.control.turn import best_validation, controller
 from hpcdet.control.turn.controller import advance
 from hpcdet.errors import IntegrityError, UsageError
-from hpcdet.search import registry
+from hpcdet.search import searcher_factory
 from hpcdet.search.api import events as api
 from hpcdet.store.config import resolved_config
 from hpcdet.store.cost.spending import epoch
@@ -323,7 +323,7 @@ def test_a_search_that_hears_nothing_it_can_compare_pauses(
     searcher = {"name": "async_halving", "max_length": {"batches": 100}, "divisor": 2}
     settings = {**searcher, "num_rungs": 2, "max_trials": 3, "max_concurrent_trials": 3}
     world = World.make(tmp_path, searcher=settings)
-    world.method = registry.searcher(world.resolved)
+    world.method = searcher_factory.searcher(world.resolved)
     play, holder, workers = begun(world)
     for attempt in [play.claim(worker) for worker in workers]:
         with journal.Writer(attempt.journal) as writer:

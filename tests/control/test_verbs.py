@@ -23,7 +23,7 @@ from hpcdet.process.ranks import Ranks
 from hpcdet.read.experiment import gather
 from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.schedulers.common.base import TaskState
-from hpcdet.search import registry
+from hpcdet.search import searcher_factory
 from hpcdet.search.api import codec, events
 from hpcdet.store.config import overrides, resolved_config
 from hpcdet.store.decisions import chain
@@ -379,7 +379,7 @@ def test_a_search_that_reached_its_target_says_so_and_goes_on_when_more_is_asked
     asked = {"name": "random", "max_length": {"batches": 100}, "max_trials": 2}
     target = {"stopping": {"target": {"value": 0.2}}, "stopping_version": 2}
     world = World.make(tmp_path, searcher={**asked, **target, "max_concurrent_trials": 1})
-    world.method = registry.searcher(world.resolved)
+    world.method = searcher_factory.searcher(world.resolved)
     files.write_once(world.paths.config, resolved_config.dump(world.resolved.raw))
     play, holder = world.play(), world.holder()
     advance(world.paths, holder)
@@ -416,7 +416,7 @@ def test_a_search_made_longer_again_and_again_is_compared_at_each_of_its_lengths
 ) -> None:
     asked = {"name": "async_halving", "max_length": {"batches": 9}, "divisor": 3, "max_trials": 4}
     world = World.make(tmp_path, searcher={**asked, "num_rungs": 2})
-    world.method = registry.searcher(world.resolved)
+    world.method = searcher_factory.searcher(world.resolved)
     files.write_once(world.paths.config, resolved_config.dump(world.resolved.raw))
     advance(world.paths, holder := world.holder())
     for length in (27, 18, 81):

@@ -23,7 +23,7 @@ from hpcdet.read.lookup import lineage
 from hpcdet.read.views import views
 from hpcdet.read.views.trials import BestView
 from hpcdet.schedulers.common import processes
-from hpcdet.search import registry
+from hpcdet.search import searcher_factory
 from hpcdet.site import Site
 from hpcdet.store.config import overrides, resolved_config
 from hpcdet.store.config.overrides import MAX_LENGTH
@@ -412,7 +412,7 @@ def test_a_population_goes_on_in_place_and_its_worst_are_replaced(lab: Lab) -> N
     parent, heir = lineage.chain(gathered, 4)
     assert parent.trial == 3 and heir.checkpoint == f"{heir.from_:08d}.g1"
     assert x.final_digest(paths, 4) == lab.undisturbed(60, 3)
-    method = Replay(registry.searcher(resolved_config.load(paths.config)), {})
+    method = Replay(searcher_factory.searcher(resolved_config.load(paths.config)), {})
     assert list(method.run(chain.read(paths))) and method.difference is None
 
 
@@ -474,7 +474,7 @@ def test_two_objectives_and_a_hard_constraint_on_a_real_cluster(lab: Lab) -> Non
     full = [n for n in range(4, 0, -1) if rows[n].steps == 40]
     assert [row.trial for row in status.front] == full and status.compared_at == 40
     assert status.best == BestView(trial=full[0], value=1 / full[0], step=40)
-    method = Replay(registry.searcher(resolved_config.load(paths.config)), {})
+    method = Replay(searcher_factory.searcher(resolved_config.load(paths.config)), {})
     assert list(method.run(chain.read(paths))) and method.difference is None
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpcdet.errors import ConfigError
-from hpcdet.search import registry
+from hpcdet.search import searcher_factory
 from hpcdet.search.api.events import Create, Report, SegmentEnd, Start
 from hpcdet.search.samplers import optuna_samplers
 from hpcdet.search.samplers.density_sampler import BEST, RECENT, DensitySampler, log_density
@@ -174,7 +174,7 @@ def asked(name: str) -> dict[str, Any]:
 
 
 def play(known: dict[int, Mapping[str, Any]]) -> list[Create]:
-    method = registry.searcher(resolve(asked("async_halving")), known=known)
+    method = searcher_factory.searcher(resolve(asked("async_halving")), known=known)
     state, made = method.initial(), []
     events: list[Any] = [Start()]
     while events:
@@ -196,7 +196,7 @@ def test_with_rungs_no_library_is_needed_and_records_stand(
 
     monkeypatch.setattr(optuna_samplers, "library", missing)
     with pytest.raises(ConfigError, match="needs Optuna"):
-        registry.searcher(resolve(asked("bayesian")))
+        searcher_factory.searcher(resolve(asked("bayesian")))
     made = play({})
     assert any(Space(BOWL).sample(5, create.trial) != create.params for create in made)
 

@@ -29,8 +29,8 @@ from hpcdet.search.api.events import (
 from hpcdet.search.api.events import Stop as StopTrial
 from hpcdet.search.halving.bracket_state import StateView
 from hpcdet.search.halving.rung_rules import RULES
-from hpcdet.search.registry import searcher
 from hpcdet.search.samplers.optuna_samplers import ModelBased
+from hpcdet.search.searcher_factory import searcher
 from hpcdet.search.stopping.search_rules import NoImprovementRule, TargetRule, TargetState
 from hpcdet.search.stopping.trial_rules import RuleReport
 from hpcdet.space.space import Space

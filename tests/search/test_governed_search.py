@@ -15,7 +15,7 @@ from hpcdet.policy.memorization import canaries, canary_evidence, twin_evidence,
 from hpcdet.policy.memorization.twins import TwinVerdict
 from hpcdet.search.api.codec import decode_action, encode_action
 from hpcdet.search.api.events import Ask, Halt, SegmentEnd, Stop
-from hpcdet.search.registry import searcher
+from hpcdet.search.searcher_factory import searcher
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.config.searcher_keys import Constraint
 from hpcdet.store.fs import typed_fields

@@ -28,7 +28,7 @@ from hpcdet.search.api.events import (
 from hpcdet.search.halving.bracket_state import OPEN, StateView
 from hpcdet.search.halving.halving import NEWEST
 from hpcdet.search.halving.rung_rules import RULES
-from hpcdet.search.registry import searcher
+from hpcdet.search.searcher_factory import searcher
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.units import Length
 from tests.json_states import plain, tell

@@ -16,7 +16,7 @@ import pytest
 
 from hpcdet.errors import HpcdetError
 from hpcdet.rungs import Bracket
-from hpcdet.search import registry
+from hpcdet.search import searcher_factory
 from hpcdet.search.api.events import Create, Report, SegmentEnd, Start
 from hpcdet.search.api.ranking import entry
 from hpcdet.search.api.sampling import Observation
@@ -106,7 +106,7 @@ def test_who_waits_for_a_suggestion_is_heard_meanwhile(
         "sampler": {"name": "gp", "random_fraction": 0.0},
     }
     resolved = resolve({"hyperparameters": x, "searcher": asked})
-    method = registry.searcher(resolved, beat=go.touch)
+    method = searcher_factory.searcher(resolved, beat=go.touch)
     state, actions = method.on_event(method.initial(), Start())
     for number in range(1, 9):
         assert not go.exists()
@@ -116,7 +116,7 @@ def test_who_waits_for_a_suggestion_is_heard_meanwhile(
     assert json.loads(question.read_text())["number"] == 9
     go.unlink()
     monkeypatch.setattr(subprocess_sampler, "PATIENCE_S", 0.2)
-    method = registry.searcher(resolved)
+    method = searcher_factory.searcher(resolved)
     with pytest.raises(HpcdetError, match=r"no suggestion in 0\.2 s"):
         method.on_event(state, Report(9, Length("batches", 9), {"loss": 0.5}))
 
@@ -262,7 +262,7 @@ def test_decided_again_by_its_records_a_search_asks_no_model(
     }
 
     def play(known: dict[int, Mapping[str, Any]]) -> list[Create]:
-        method = registry.searcher(resolve(values), known=known)
+        method = searcher_factory.searcher(resolve(values), known=known)
         state = method.initial()
         made: list[Create] = []
         events: list[Any] = [Start()]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.search import registry
+from hpcdet.search import searcher_factory
 from hpcdet.search.api.events import (
     Continue,
     Create,
@@ -108,7 +108,7 @@ class Members:
 
 
 def trained(name: str, seed: int, known: dict[int, Mapping[str, Any]] | None = None) -> Members:
-    members = Members(registry.searcher(resolve(config(name, seed)), known=known))
+    members = Members(searcher_factory.searcher(resolve(config(name, seed)), known=known))
     members.train()
     return members
 

@@ -16,7 +16,7 @@ from hpcdet.search.api import codec
 from hpcdet.search.api import events as api
 from hpcdet.search.api.sampling import Blind
 from hpcdet.search.population.explore import Perturb, perturbed
-from hpcdet.search.registry import searcher
+from hpcdet.search.searcher_factory import searcher
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves

@@ -12,7 +12,7 @@ import pytest
 
 from hpcdet.errors import ConfigError
 from hpcdet.goals import Constraint, Goals, Objective
-from hpcdet.search import registry
+from hpcdet.search import searcher_factory
 from hpcdet.search.api import codec
 from hpcdet.search.api.events import (
     Action,
@@ -182,7 +182,7 @@ def test_a_test_without_its_package_is_refused_before_anything_runs(
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     asked = {"name": "random", "metric": "loss", "max_trials": 2, "stopping": {"wilcoxon": {}}}
     with pytest.raises(ConfigError, match="lacks a package: scipy"):
-        registry.searcher(resolve({"searcher": asked}))
+        searcher_factory.searcher(resolve({"searcher": asked}))
 
 
 def test_no_improvement_counts_trials() -> None:
@@ -286,7 +286,7 @@ def test_a_member_that_had_come_to_its_end_when_a_target_ended_the_search_can_be
     target = {"stopping": {"target": {"value": 0.1}}, "stopping_version": 2}
     asked = {"name": "pbt", "metric": "loss", "max_length": {"batches": 100}, **target}
     asked |= {"population_size": 2, "max_concurrent_trials": 2}
-    run = Run(registry.searcher(resolve({"searcher": asked})))  # type: ignore[arg-type]
+    run = Run(searcher_factory.searcher(resolve({"searcher": asked})))  # type: ignore[arg-type]
     assert isinstance(run.report(1, 100, 0.1)[-1], Shutdown)
     assert run.give(SegmentEnd(1, "target")) == run.give(SegmentEnd(2, "stopped")) == []
     [longer] = run.give(Limits(2, 2, Length("batches", 200)))
@@ -383,7 +383,7 @@ def test_what_all_trials_begin_from_is_known_since_it_is_written_down(
         "stopping": {"total_length": {"length": {"batches": 50}}},
         "stopping_version": 2,
     }
-    run = Run(registry.searcher(resolve({"searcher": asked})))  # type: ignore[arg-type]
+    run = Run(searcher_factory.searcher(resolve({"searcher": asked})))  # type: ignore[arg-type]
     assert not any(run.report(*at, 1.0) for at in ((1, 40), (2, 50), (1, 50)))
     assert bool(run.report(1, 60, 1.0)) is (total == 50)
     assert run.state["policies"][0]["total"] == total
@@ -413,7 +413,7 @@ def test_searches_of_former_versions_are_judged_by_their_rules(rules: int, total
     assert ("asked" in run.state) is (rules > 1)
     assert (run.method.version == method.version) is (rules == 1)
     asked = {"name": "random", "metric": "loss", "max_trials": 2, "stopping": {"nan": {}}}
-    old = registry.searcher(resolve({"searcher": asked}))  # as experiment.yaml was before
+    old = searcher_factory.searcher(resolve({"searcher": asked}))  # as experiment.yaml was before
     assert isinstance(old, Supervised) and old.rules == 1
 
 
@@ -449,7 +449,7 @@ def halving(*asked: tuple[str, TrialRule[Any]], trials: int = 16) -> Supervised:
         "reproducibility": {"experiment_seed": 1},
     }
     limits = Limits(trials, 4, Length("batches", 16))
-    return Supervised(registry.searcher(resolve(values)), asked, "loss", limits=limits)
+    return Supervised(searcher_factory.searcher(resolve(values)), asked, "loss", limits=limits)
 
 
 def test_who_is_ended_by_a_policy_has_had_its_turn_at_the_rungs() -> None:

@@ -13,7 +13,7 @@ from hpcdet.control.turn.controller import advance
 from hpcdet.process import signals
 from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import Ranks
-from hpcdet.search import registry
+from hpcdet.search import searcher_factory
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Control, Trial
@@ -212,7 +212,7 @@ def test_the_holder_says_up_to_which_rung_it_has_decided(
 ) -> None:
     asked = {**SEARCH, "metric": "loss", "rule": "stopping", "wait_at_rungs_s": wait_s}
     world = World.make(tmp_path, searcher=asked | {"max_trials": 1})
-    world.method = registry.searcher(world.resolved)
+    world.method = searcher_factory.searcher(world.resolved)
     play, holder = world.play(), world.holder()
     advance(world.paths, holder)
     attempt = play.claim(play.start_all()[0])

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hpcdet.errors import ConfigError
 from hpcdet.search.api import events
 from hpcdet.search.api.events import Action, Create, Method, Report, SegmentEnd, Shutdown, Start
-from hpcdet.search.registry import NAMES, searcher
 from hpcdet.search.samplers import optuna_samplers
+from hpcdet.search.searcher_factory import NAMES, searcher
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.config.searcher_keys import COPYING, WHOLE
 from hpcdet.store.folder.records import Trial

@@ -17,7 +17,7 @@ from hpcdet.control.requests.replay import Replay
 from hpcdet.errors import ConfigError, NotFound
 from hpcdet.jobs.create import begin_from, past_results
 from hpcdet.read.lookup import find
-from hpcdet.search import registry
+from hpcdet.search import searcher_factory
 from hpcdet.search.api import codec, events
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
@@ -55,7 +55,7 @@ def searched(root: Path, id: str, wanted: Mapping[str, Any], loss: Loss) -> Expe
     if found is not None:
         found.write(paths.history)
     paths.config.write_bytes(dump(wanted))
-    method = registry.searcher(resolved, history=history.of(paths))
+    method = searcher_factory.searcher(resolved, history=history.of(paths))
     lengths, state = [Length("batches", n) for n in (10, 20, 40)], method.initial()
     records = Chain.open(paths, 1, "test")
     waiting: list[events.Event] = [events.Start()]
@@ -147,11 +147,11 @@ def test_history_is_what_fits_and_is_frozen(tmp_path: Path) -> None:
     with pytest.raises(NotFound) as caught:
         past_results.collect(resolve(wanted), tmp_path)
     assert caught.value.where == "searcher.warm_start.experiments"
-    again = Replay(registry.searcher(resolve(wanted), history=history.of(new)), {})
+    again = Replay(searcher_factory.searcher(resolve(wanted), history=history.of(new)), {})
     assert len(list(again.run(chain.read(new)))) == len(chain.read(new))
     assert again.difference is None and not again.failed
     with pytest.raises(ConfigError, match="not there"):
-        registry.searcher(resolve(wanted))
+        searcher_factory.searcher(resolve(wanted))
 
 
 def test_a_model_suggests_at_once_what_was_good_before(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from hpcdet.search.api import events
 from hpcdet.search.halving.rung_rules import RULES
-from hpcdet.search.registry import searcher
+from hpcdet.search.searcher_factory import searcher
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.forecast import Forecast

@@ -194,7 +194,7 @@ def _verified(paths: ExperimentPaths, lines: list[dict[str, Any]]) -> dict[str, 
     """Replay all decisions and compare. Raises HpcdetError with the first difference."""
     from hpcdet.control.leader.decided_state import program
     from hpcdet.control.requests.replay import Replay
-    from hpcdet.search.registry import searcher
+    from hpcdet.search.searcher_factory import searcher
     from hpcdet.store.config import resolved_config
     from hpcdet.store.decisions import snapshots
     from hpcdet.store.folder import trust

@@ -26,7 +26,7 @@ from hpcdet.jobs.create.images import IMAGE
 from hpcdet.jobs.script import contained, interpreters, launch
 from hpcdet.policy.codes import PolicyRefused
 from hpcdet.schedulers.common import processes
-from hpcdet.search import registry
+from hpcdet.search import searcher_factory
 from hpcdet.search.api import events
 from hpcdet.search.methods.program import ProgramError
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -272,7 +272,7 @@ def judge(wanted: SubmitRequest, code: int, output: str) -> None:
 
 
 def _first_trial(wanted: SubmitRequest, code: Path) -> Trial:
-    searcher = registry.searcher(wanted.resolved, code, history=wanted.history)
+    searcher = searcher_factory.searcher(wanted.resolved, code, history=wanted.history)
     try:
         _, actions = searcher.on_event(searcher.initial(), events.Start())
     except ProgramError as error:

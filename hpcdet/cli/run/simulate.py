@@ -20,7 +20,7 @@ from hpcdet.cli.run import plan_output
 from hpcdet.config.check.plan import plan
 from hpcdet.errors import ConfigError, Unsuccessful, UsageError
 from hpcdet.read.views.items import text
-from hpcdet.search.registry import searcher
+from hpcdet.search.searcher_factory import searcher
 from hpcdet.search.stopping import rules_from_config
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation

@@ -92,7 +92,7 @@ class Hands:
         """Open the tools that the experiment's files name."""
         from hpcdet.jobs.script import submission
         from hpcdet.schedulers.opening import open_scheduler
-        from hpcdet.search.registry import searcher
+        from hpcdet.search.searcher_factory import searcher
         from hpcdet.site_files.load_site import from_resolved
 
         held = hold(paths.root)  # what is checked is what runs: the program, the hook

@@ -1,4 +1,4 @@
-"""From a resolved config to its searcher."""
+"""The searcher of a resolved config."""
 
 from __future__ import annotations
 
