@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 _NO_USERS = "users are those of the cluster: there is no server that has others"
 _NO_LOGIN = "there is no server to log in to: the files of experiments say who may read them"
 _NO_PROJECTS = "there are no workspaces or projects: a root folder each (HPCDET_ROOT), and labels"
-_NO_MODELS = "there is no registry of models: hpcdet ckpt pin CHECKPOINT, hpcdet tag ID --add LABEL"
+_MODELS = "hpcdet registry ls -o json"
+_MODEL = "hpcdet registry show MODEL -o json"
 _NO_PACHYDERM = "Pachyderm is not known here"
 _AGAIN = "each command reads the files anew"
 _CONTROL = "the scheduler looks after the nodes: hpcdet site show"
@@ -36,7 +37,9 @@ _FUNCTIONS = {
     _METRICS: "iter_trials_metrics stream_trials_metrics stream_trials_training_metrics "
     "stream_trials_validation_metrics",
     _NO_LOGIN: "login logout get_session_username whoami",
-    _NO_MODELS: "create_model get_model get_model_by_id get_model_labels get_models list_models",
+    "hpcdet registry add MODEL ID": "create_model",
+    _MODEL: "get_model get_model_by_id",
+    _MODELS: "get_model_labels get_models list_models",
     _NO_PROJECTS: "create_workspace delete_workspace get_workspace list_workspaces",
     _NO_USERS: "add_oauth_client create_user get_user_by_id get_user_by_name list_oauth_clients "
     "list_users remove_oauth_client",
@@ -48,7 +51,7 @@ _CLASSES = {
     _SHOW: "Experiment ExperimentReference ExperimentState",
     _SHOW_TRIAL: "Trial TrialReference TrialState",
     _METRICS_OF_TRIAL: "TrainingMetrics TrialMetrics ValidationMetrics metrics",
-    _NO_MODELS: "Model ModelOrderBy ModelSortBy ModelVersion model",
+    _MODELS: "Model ModelOrderBy ModelSortBy ModelVersion model",
     _NO_PROJECTS: "Project Workspace",
     _NO_USERS: "Oauth2ScimClient User",
     _CONTROL: "ResourcePool",

@@ -21,6 +21,11 @@ def experiments(site: Site) -> Path | None:
     return root or (place / EXPERIMENTS if place else None)
 
 
+def registry(site: Site) -> Path | None:
+    """The registry of models that the site names; None if it names none."""
+    return folder(site.paths.registry)
+
+
 def scratch(site: Site, root: Path) -> Path | None:
     """The folder on scratch for what may be purged of the experiments in ``root``.
 

@@ -170,6 +170,10 @@ class Paths(Model):
         description="file system that is not purged: experiments live there, and only logs and "
         "checkpoints to go on from on scratch",
     )
+    registry: str | None = Field(
+        default=None,
+        description="registry of models; default: `registry` in the folder of experiments",
+    )
     local: str | None = Field(default=None, description="disk of the node")
     images: str | None = Field(default=None, description="container images that were fetched once")
     purge_days: int | None = Field(default=None, ge=1, description="age at which scratch is purged")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -69,27 +68,6 @@ class RemovalView:
     """Size of its files."""
     removed: bool
     """False if nothing was done, with ``-n``."""
-
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def _chosen() -> Decorator:
-    """Add the arguments for one checkpoint: ``ID[/T]|PATH [STEP]``, ``--best`` or ``--latest``."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for name, text in (
-            ("best", "The best one by the searcher's metric."),
-            ("latest", "The newest one (the default)."),
-        ):
-            flag = click.option(
-                f"--{name}", "which", flag_value=name, default=name == "latest", help=text
-            )
-            function = flag(function)
-        function = click.argument("step", required=False)(function)
-        return click.argument("what", metavar="ID[/T]|PATH")(function)
-
-    return decorate
 
 
 @click.group("ckpt", short_help="List, verify, export, pin and remove checkpoints.")
@@ -174,7 +152,7 @@ def verify(out: Output, what: Sequence[str], deep: bool) -> None:
 
 
 @ckpt_command.command("export")
-@_chosen()
+@named_checkpoints.chosen_options()
 @click.option("--format", "form", type=click.Choice(FORMATS), help="[by the file's name].")
 @click.option("--all", "whole", is_flag=True, help="All of the shared state, not only weights.")
 @click.option(
@@ -186,7 +164,8 @@ def export(
     """Write a checkpoint's weights into one file that other programs read.
 
     \b
-    Example: hpcdet ckpt export digits-7f3a --best -o digits.safetensors
+    Examples: hpcdet ckpt export digits-7f3a --best -o digits.safetensors
+              hpcdet ckpt export model:digits@production -o digits.safetensors
     """
     form = form or _ENDINGS.get(out.suffix.lower())
     if form is None:
@@ -217,7 +196,7 @@ def import_file(out: Output, file: Path, folder: Path | None) -> None:
 
 
 @ckpt_command.command("get")
-@_chosen()
+@named_checkpoints.chosen_options()
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), metavar="FOLDER", help="[its name, here]."
 )
@@ -233,7 +212,7 @@ def get(what: str, step: str | None, which: str, out: Path | None) -> None:
 
 
 @ckpt_command.command("pin")
-@_chosen()
+@named_checkpoints.chosen_options()
 @output("ckpt.pin", PinView)
 def pin(out: Output, what: str, step: str | None, which: str) -> None:
     """Keep a checkpoint whatever the rules of retention say.
@@ -251,7 +230,7 @@ def pin(out: Output, what: str, step: str | None, which: str) -> None:
 
 
 @ckpt_command.command("unpin")
-@_chosen()
+@named_checkpoints.chosen_options()
 @output("ckpt.unpin", PinView)
 def unpin(out: Output, what: str, step: str | None, which: str) -> None:
     """Leave a pinned checkpoint to the rules of retention again.
@@ -281,6 +260,7 @@ def rm(out: Output, what: Sequence[str], dry_run: bool) -> None:
     """
     folders = named_checkpoints.with_copies(named_checkpoints.folders(what))
     for folder in folders:
+        named_checkpoints.refuse_registered(folder)
         _refuse_live(folder)
         _refuse_pinned(folder)
     rows = [RemovalView(str(folder), _bytes(folder), not dry_run) for folder in folders]

@@ -84,6 +84,7 @@ def whole(text: str) -> ExperimentPaths:
     inside = path != found.paths.root and any(path.is_relative_to(folder) for folder in below)
     if found.trial or (inside and path.exists() and path.resolve() != found.paths.root.resolve()):
         raise UsageError("only whole experiments can be moved, packed or removed", where=text)
+    home.refuse_registered(found.paths)
     if not found.paths.provenance.is_file():
         raise UsageError("this folder was not made by hpcdet", where=str(found.paths.root))
     return found.paths

@@ -1,24 +1,54 @@
-"""Checkpoints that people name: by an id of an experiment or a trial, or by their folder."""
+"""Checkpoints that people name: by an id, their folder, or as the version of a model."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import click
 
 from hpcdet.cli.frame.settings import settings
-from hpcdet.errors import NotFound
+from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.read.experiment import gather
 from hpcdet.read.lookup import find, source_checkpoint
 from hpcdet.read.views import views
-from hpcdet.store.folder.layout import CHECKPOINT_NAME, TrialPaths
+from hpcdet.registry import model_names, registered_models
+from hpcdet.store.folder import home
+from hpcdet.store.folder.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
+from hpcdet.store.fs import sealed_json
+from hpcdet.store.trials import manifests
 from hpcdet.store.trials.standing import MANIFEST
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def chosen_options(metavar: str = "ID[/T]|PATH|model:NAME") -> Decorator:
+    """Add the arguments for one checkpoint: ``ID[/T]|PATH [STEP]``, ``--best`` or ``--latest``."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name, text in (
+            ("best", "The best one by the searcher's metric."),
+            ("latest", "The newest one (the default)."),
+        ):
+            flag = click.option(
+                f"--{name}", "which", flag_value=name, default=name == "latest", help=text
+            )
+            function = flag(function)
+        function = click.argument("step", required=False)(function)
+        return click.argument("what", metavar=metavar)(function)
+
+    return decorate
 
 
 def folders(what: Sequence[str]) -> list[Path]:
     """Return the requested checkpoint folders: paths as given, all complete ones of an id."""
     found: list[Path] = []
     for text in what:
+        if model_names.is_reference(text):
+            found.append(registered_models.version(settings().registry, text).checkpoint)
+            continue
         path = Path(text).expanduser().absolute()
         if (path / MANIFEST).exists() or (path.is_dir() and CHECKPOINT_NAME.search(path.name)):
             found.append(path)
@@ -34,7 +64,11 @@ def folders(what: Sequence[str]) -> list[Path]:
 
 
 def one(what: str, step: str | None, which: str) -> Path:
-    """Return the checkpoint named by ``ID[/T] [--best|--latest|STEP]`` or by its path."""
+    """Return the checkpoint named by ``ID[/T] [--best|--latest|STEP]``, its path or ``model:``."""
+    if model_names.is_reference(what):
+        if step is not None:
+            raise UsageError("a version has one checkpoint", where=what, hint="leave STEP out")
+        return registered_models.version(settings().registry, what).checkpoint
     path = Path(what).expanduser().absolute()
     if (path / MANIFEST).exists():
         return path
@@ -59,7 +93,41 @@ def trial_of(folder: Path) -> TrialPaths:
     reference = find.reference(str(folder), settings().root)
     if not reference.trial:
         raise NotFound("the folder is not a checkpoint of an experiment", where=str(folder))
+    refuse_registered(folder)
     return reference.paths.trial(reference.trial)
+
+
+def own_name(text: str, paths: ExperimentPaths, trial: int) -> tuple[int, str]:
+    """Return trial and name of an experiment's checkpoint that a ``model:`` names.
+
+    Args:
+        text: other texts are returned as they are, with ``trial``.
+        trial: 0: any.
+
+    Raises:
+        UsageError: the version is of another trial.
+        NotFound: the trial has the checkpoint no more, or there is no such version.
+    """
+    if not model_names.is_reference(text):
+        return trial, text
+    record = registered_models.version(settings().registry, text).record
+    hint = f"to begin another experiment there: --set searcher.begin_from={text}"
+    if record.source != str(paths.root.resolve()) or trial not in (0, record.trial):
+        what = f"{text} is a checkpoint of {record.experiment}/{record.trial}"
+        raise UsageError(what, where=paths.id, hint=hint)
+    for place in paths.trial(record.trial).checkpoint_places:
+        with contextlib.suppress(IntegrityError):
+            if manifests.read(place / record.checkpoint)[sealed_json.ROOT] == record.root:
+                return record.trial, record.checkpoint
+    where = f"{paths.id}/{record.trial}"
+    raise NotFound(f"the trial has {record.checkpoint} no more", where=where, hint=hint)
+
+
+def refuse_registered(folder: Path) -> None:
+    """Raise UsageError for the checkpoint of a registered version."""
+    version = registered_models.of_path(folder)
+    if version is not None:
+        home.refuse_registered(ExperimentPaths(version))
 
 
 def with_copies(folders: Sequence[Path]) -> list[Path]:

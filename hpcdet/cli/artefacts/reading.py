@@ -1,22 +1,16 @@
-"""Reading of checkpoint files in a process of its own, ``python -m hpcdet.checkpoint``."""
+"""Reading of checkpoints with their progress shown, and what the reading process found of each."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from hpcdet import errors
 from hpcdet.cli.frame.progress import busy, working
-from hpcdet.errors import HpcdetError
+from hpcdet.read.exports import checkpoint_process
+from hpcdet.read.exports.checkpoint_process import Row
 from hpcdet.read.views.items import OPTIONAL
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -59,14 +53,14 @@ def run(command: str, folders: Sequence[Path], *, first: bool = False) -> list[C
             else:
                 rows.append(CheckedView(**{"error": "", "digest": "", **row}))
 
-        said = _process([command, *flags, *map(str, folders)], heard)
+        said = checkpoint_process.run([command, *flags, *map(str, folders)], heard)
     if len(rows) != len(folders) and not (first and rows):
-        raise HpcdetError("the process that reads checkpoints failed", hint=said)
+        raise checkpoint_process.failed(said)
     return rows
 
 
 def one(what: str, *arguments: str | Path) -> Row:
-    """Run ``python -m hpcdet.checkpoint ARGUMENTS`` for a single task and return its result.
+    """Run a single task of the process and return its result.
 
     Args:
         what: description of the task, shown to the user while it runs.
@@ -74,35 +68,5 @@ def one(what: str, *arguments: str | Path) -> Row:
     Raises:
         HpcdetError: it failed; of the same class as in that process.
     """
-    rows: list[Row] = []
     with busy(what):
-        said = _process([str(each) for each in arguments], rows.append)
-    if not rows:
-        raise HpcdetError("the process that reads checkpoints failed", hint=said)
-    if "failed" in rows[-1]:
-        raise _kind(rows[-1]["exit"])(**rows[-1]["failed"])
-    return rows[-1]
-
-
-def _kind(code: int) -> Callable[..., HpcdetError]:
-    direct = HpcdetError.__subclasses__()
-    return next(
-        (one for one in direct if one.__module__ == errors.__name__ and one.exit_code == code),
-        HpcdetError,
-    )
-
-
-def _process(arguments: Sequence[str], heard: Callable[[Row], None]) -> str:
-    """Run the process and return its stderr."""
-    argv = [sys.executable, "-Pm", "hpcdet.checkpoint", *arguments]
-    with (
-        tempfile.TemporaryFile("w+") as said,
-        subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=said, text=True) as process,
-    ):
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                heard(json.loads(line))
-        process.wait()
-        said.seek(0)
-        return said.read().strip()
+        return checkpoint_process.task(*arguments)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hpcdet.cli.artefacts import reading
+from hpcdet.cli.artefacts import named_checkpoints, reading
 from hpcdet.cli.frame.bulk import ActionView
 from hpcdet.cli.frame.ids import called, ids_argument
 from hpcdet.cli.frame.output import Output, output
@@ -118,7 +118,8 @@ def resume_command(
             says += changes.assigned(wanted)
         if from_:
             number = found.trial or _only_trial(found, gathered)
-            name = source_checkpoint.checkpoint(gathered, number, from_)
+            _, named = named_checkpoints.own_name(from_, found.paths, number)
+            name = source_checkpoint.checkpoint(gathered, number, named)
             arguments |= {"from": name, "from_trial": number}
             says.append(f"trial {number} from {arguments['from']}")
         if verify:

@@ -13,7 +13,15 @@ _NO_USERS = "users are those of the cluster: there is no server that has others"
 _NODES = "the scheduler looks after the nodes: its own commands show them"
 _NO_PROJECTS = "there are no workspaces or projects: a root folder each (HPCDET_ROOT), and labels"
 _TEMPLATES = "a template is a file: hpcdet submit CONFIG --template FILE"
-_MODELS = "there is no registry: hpcdet ckpt pin CHECKPOINT, hpcdet tag ID --add LABEL"
+_MODELS = {
+    "*": "hpcdet registry ls",
+    "create": "hpcdet registry add MODEL ID",
+    "register-version": "hpcdet registry add MODEL ID",
+    "describe": "hpcdet registry show MODEL",
+    "list-versions": "hpcdet registry versions MODEL",
+    "delete": "hpcdet registry rm MODEL",
+    "move": "there are no workspaces: HPCDET_REGISTRY names another registry",
+}
 _QUEUE = "the scheduler has the queue: its own commands, hpcdet status"
 _PRIORITY = "the scheduler decides: its options in the config, hpcdet hold ID, hpcdet release ID"
 
@@ -105,7 +113,7 @@ NOUNS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
             start="hpcdet tensorboard start ID (of an experiment, a trial, or a folder)",
         ),
     ),
-    "model": (("m",), {"*": _MODELS}),
+    "model": (("m",), _MODELS),
     "command": (
         ("cmd",),
         _task("run", describe="hpcdet run ls -o json", run="hpcdet run start -- COMMAND"),

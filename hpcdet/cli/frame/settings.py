@@ -86,6 +86,22 @@ class Settings:
         return folders.experiments(site) or home.root()
 
     @property
+    def registry(self) -> Path:
+        """The registry of models: ``$HPCDET_REGISTRY``, the site's, or in the folder ``root``."""
+        from hpcdet.registry import registry_place
+
+        if os.environ.get(registry_place.VARIABLE):
+            return registry_place.folder(Path())
+        return self.registry_at(self.site())
+
+    def registry_at(self, site: Site) -> Path:
+        """Return the registry of models at a site."""
+        from hpcdet.registry import registry_place
+        from hpcdet.site import folders
+
+        return registry_place.folder(self.root_at(site), folders.registry(site))
+
+    @property
     def live(self) -> bool:
         """True if standard error is a terminal whose lines may be redrawn."""
         dumb = os.environ.get("TERM") == "dumb" or os.environ.get("HPCDET_A11Y") == "1"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcdet.cli.artefacts import named_checkpoints
 from hpcdet.cli.frame.ids import id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
@@ -61,7 +62,7 @@ class ExportView:
     "--checkpoint",
     default="",
     metavar="STEP",
-    help="Not the best one: by its step, name or path.",
+    help="Not the best one: by its step, name or path, or model:NAME:3.",
 )
 @click.option(
     "--key",
@@ -96,7 +97,8 @@ def export(out: Output, id: str, form: str, to: Path, checkpoint: str, key: Path
     if found.attempt:
         hint = f"{found.paths.id}/{found.trial}"
         raise UsageError("an attempt has no checkpoints of its own", where=id, hint=hint)
-    model = governed_model(gather(found.paths), found.trial, checkpoint)
+    trial, name = named_checkpoints.own_name(checkpoint, found.paths, found.trial)
+    model = governed_model(gather(found.paths), trial, name)
     _refuse_damaged(model.folder)
     data = _bytes(form, model, key)
     try:

@@ -17,6 +17,7 @@ _REACHED = (
     Column("CHECKPOINTS", lambda row: len(row.checkpoints), right=True),
     Column("LANES ONLY", "lane_only"),
     Column("HEIRS", "heirs"),
+    Column("VERSIONS", "versions"),
     Column("LAST CLEAN", "last_clean"),
     Column("NEWEST", "checkpoint", wide=True),
 )
@@ -26,7 +27,7 @@ _REACHED = (
 @click.argument("source")
 @output("policy.impact", ImpactView)
 def impact(out: Output, source: str) -> None:
-    """The reach of a source over all experiments: checkpoints, layers, and heirs.
+    """The reach of a source over all experiments: checkpoints, layers, heirs, and model versions.
 
     It says what was exposed to the source, as checkpoints record it. Where lanes alone were, under
     assurance isolated, removing them removes the source; elsewhere go back to the last clean one.
@@ -36,10 +37,14 @@ def impact(out: Output, source: str) -> None:
     """
     from hpcdet.read.lookup import find
     from hpcdet.read.lookup.impact import impact as reached
+    from hpcdet.registry.reached_versions import with_versions
 
     if not SOURCE_ID.fullmatch(source):
         hint = "small letters, digits, and . _ -"
         raise UsageError("it is no id of a source", where=source, hint=hint)
-    found = reached(find.experiments(settings().root), source)
+    experiments = find.experiments(settings().root)
+    found = with_versions(
+        settings().registry, source, lambda known: reached(experiments, source, known)
+    )
     empty = f"no checkpoint was exposed to {source}"
     out.emit(found.items, _REACHED, warnings=found.warnings, key="checkpoint", empty=empty)

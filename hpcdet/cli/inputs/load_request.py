@@ -131,7 +131,7 @@ class SubmitRequest:
     @functools.cached_property
     def origin(self) -> Donation | None:
         """The checkpoint of ``searcher.begin_from``. Raises as ``origin.look``."""
-        return origin.look(self.resolved, self.root)
+        return origin.look(self.resolved, self.root, settings().registry_at(self.site))
 
     @property
     def begun(self) -> int:

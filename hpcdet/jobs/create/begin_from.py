@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdet.errors import ConfigError, NotFound
 from hpcdet.read.lookup import find
+from hpcdet.registry import model_names, registered_models, registry_place
+from hpcdet.registry.model_names import ModelReference
+from hpcdet.registry.registered_models import VersionRecord
 from hpcdet.store.config.resolved_config import Resolved
-from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.names import REGISTERED
 from hpcdet.store.trials import parents
 from hpcdet.store.trials.parents import Donation
 from hpcdet.units import UNITS, Length
@@ -21,11 +25,12 @@ _TEXT = re.compile(rf"(.+?)(?:@(\d+) ({'|'.join(UNITS)}))?")
 _KEY = "searcher.begin_from"
 
 
-def look(resolved: Resolved, root: Path) -> Donation | None:
+def look(resolved: Resolved, root: Path, registry: Path | None = None) -> Donation | None:
     """Return the checkpoint that ``searcher.begin_from`` names; None without that key.
 
     Args:
         root: the folder of all experiments.
+        registry: that of models; None: the one in ``root``.
 
     Raises:
         NotFound: there is no such experiment or trial.
@@ -36,9 +41,9 @@ def look(resolved: Resolved, root: Path) -> Donation | None:
     if match is None:
         return None
     try:
-        trial = find.trial(match[1], root)
+        trial = _trial(match[1], root, registry or registry_place.folder(root))
     except NotFound as error:
-        hint = error.hint or "write ID/3, or ID/3@400 batches"
+        hint = error.hint or "write ID/3, ID/3@400 batches, or model:NAME:3"
         raise NotFound(f"{named}: {error.what}", where=_KEY, hint=hint) from error
     unit = match[3] or (until.unit if until else "batches")
     found = parents.donations(trial, unit)
@@ -55,11 +60,25 @@ def look(resolved: Resolved, root: Path) -> Donation | None:
     return found[-1]
 
 
+def _trial(text: str, root: Path, registry: Path) -> TrialPaths:
+    if not model_names.is_reference(text):
+        return find.trial(text, root)
+    version = registered_models.version(registry, text)
+    return version.paths.trial(version.record.trial)
+
+
 def placed(resolved: dict[str, Any], donation: Donation) -> dict[str, Any]:
-    """Return a resolved config as plain data, with the length of the checkpoint in it."""
+    """Return a resolved config as plain data, with the length of the checkpoint in it.
+
+    Of a registered model it names the version by its number: aliases move.
+    """
     until = resolved["searcher"].get("max_length")
     at = donation.length(Length.decode(until).unit if until is not None else "batches")
     searcher = {**resolved["searcher"], "begin_at": at.encode() if at is not None else None}
+    folder = registered_models.of_path(donation.folder)
+    record = VersionRecord.read(folder / REGISTERED) if folder is not None else None
+    if record is not None:
+        searcher["begin_from"] = str(ModelReference(record.model, record.version))
     return {**resolved, "searcher": searcher}
 
 

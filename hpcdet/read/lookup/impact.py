@@ -44,6 +44,8 @@ class ImpactView:
     lane_only: bool
     """True if it has reached lanes alone, under assurance `isolated`: without them the model is as
     if it had never been trained on the source."""
+    versions: list[str] = field(default_factory=list)
+    """Versions of registered models that it has reached, as ``model:NAME:3``."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,17 @@ class _Trial:
         return [one for one in self.saved if one.layers]
 
 
-def impact(experiments: Iterable[ExperimentPaths], source: str) -> Impact:
+def impact(
+    experiments: Iterable[ExperimentPaths], source: str, others: Iterable[str] = ()
+) -> Impact:
     """Return what a source has reached, over experiments.
 
     Exposure is what checkpoints say of themselves: a layer counts as reached if its exposure to
     the source is above 0. Those that are gone cannot be asked; who began from one is told by its
     own checkpoints, which have its exposure. One that its ledgers do not confirm is warned of.
+
+    Args:
+        others: sources that are known from elsewhere.
 
     Raises:
         NotFound: no policy knows the source, and no checkpoint.
@@ -115,7 +122,7 @@ def impact(experiments: Iterable[ExperimentPaths], source: str) -> Impact:
     trials: dict[Path, _Trial] = {}
     warnings: list[str] = []
     unread: list[str] = []
-    without, known = 0, set[str]()
+    without, known = 0, set(others)
     for paths in experiments:
         try:
             gathered = gather(paths)

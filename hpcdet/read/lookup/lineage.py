@@ -13,6 +13,7 @@ from hpcdet.read.experiment import series, standings
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 from hpcdet.read.lookup import find
 from hpcdet.store.folder import home
+from hpcdet.store.folder.names import MODEL_PREFIX
 from hpcdet.store.fs import files, sealed_json
 from hpcdet.store.trials import parents
 from hpcdet.store.trials.parents import Parent
@@ -132,6 +133,8 @@ def config(rows: list[StretchView], gathered: Gathered) -> dict[str, Any]:
 
 def _beginning(first: StretchView, gathered: Gathered) -> str:
     """Return the checkpoint of another experiment that a trial began from (``begin_from``)."""
+    if (gathered.config.searcher.begin_from or "").startswith(MODEL_PREFIX):
+        return str(gathered.config.searcher.begin_from)  # a version, which never changes
     parent = Parent.parse(first.parent)
     root, length = first.root, Length(first.unit, first.from_)
     named, donor = "", None

@@ -189,7 +189,8 @@ class Searcher:
     """Hyperparameters of the first trials, one map for each; what a map leaves out is drawn."""
     warm_start: WarmStart | None = None
     begin_from: Annotated[str | None, Key(min_length=1)] = None
-    """A checkpoint that all trials go on from: ID/3 (trial 3's newest), ID/3@400 batches."""
+    """A checkpoint that all trials go on from: ID/3 (trial 3's newest), ID/3@400 batches, or
+    model:NAME:3 (a version of a registered model; model:NAME@ALIAS, model:NAME@^1.4)."""
     begin_at: Length | None = None
     """How far that checkpoint is; filled in when the experiment is made."""
     stopping: Annotated[dict[str, dict[str, Any]], Key(kind=Stopping, new=Stopping())] = field(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpcdet.errors import UsageError
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.names import EXPERIMENTS
+from hpcdet.store.folder.names import EXPERIMENTS, REGISTERED
 from hpcdet.store.fs import files, packed
 from hpcdet.store.fs.json_record import JsonRecord
 
@@ -125,8 +125,19 @@ def original(paths: ExperimentPaths) -> Path | None:
     return there if other is not None and other.nonce == home.nonce else None
 
 
+def refuse_registered(paths: ExperimentPaths) -> None:
+    """Raise UsageError for the version of a registered model, which nothing changes."""
+    if (paths.root / REGISTERED).exists():
+        raise UsageError(
+            "this is a version of a registered model",
+            where=str(paths.root),
+            hint="hpcdet registry --help lists what may be done with it",
+        )
+
+
 def refuse_copy(paths: ExperimentPaths) -> None:
     """Raise UsageError for a copy: its jobs and processes belong to the original."""
+    refuse_registered(paths)
     there = original(paths)
     if there is not None:
         raise UsageError(
