@@ -55,7 +55,7 @@ class Sharing:
 
     @property
     def private(self) -> bool:
-        """True if nobody else may read the registry."""
+        """True if the registry is readable by its user only."""
         return self.files == files.FILE_MODE
 
     @staticmethod

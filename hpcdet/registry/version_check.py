@@ -19,7 +19,7 @@ from hpcdet.store.trials import manifests
 
 @dataclass(frozen=True)
 class VersionCheckView:
-    """What was found of a version's files."""
+    """The state of a version's files."""
 
     model: str
     """The model's name."""
@@ -85,7 +85,7 @@ def _content(version: Version) -> Iterator[str]:
 
 
 def _governed(version: Version, folder: Path) -> Iterator[str]:
-    """Yield what the record says of its policy and manifest and ledgers do not."""
+    """Yield each difference between record, manifest and ledgers."""
     record, paths = version.record, ExperimentPaths(folder)
     said = governance_of(manifests.read(version.checkpoint)["meta"].get("governance") or {})
     for name in sorted(said.keys() | record.governance.keys() - {"doubt"}):

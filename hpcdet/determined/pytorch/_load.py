@@ -19,8 +19,10 @@ from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import Ranks
 from hpcdet.pytorch import PyTorchTrial, PyTorchTrialContext
 from hpcdet.pytorch.entry import load_class
+from hpcdet.registry import model_names, registered_models, registry_place
 from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder import home
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Trial
 from hpcdet.train.attempt.session import Session
@@ -54,7 +56,8 @@ def load_trial_from_checkpoint_path(
     """The trial that a checkpoint of a ``PyTorchTrial`` is of, its models as they were then.
 
     Args:
-        path: the checkpoint's folder: what ``hpcdet ckpt ls`` says.
+        path: the checkpoint's folder: what ``hpcdet ckpt ls`` says; or ``model:NAME@ALIAS`` and the
+            like, of the registry that is ``$HPCDET_REGISTRY``, else in ``$HPCDET_ROOT``.
         trial_class: needed where the entrypoint is not ``module:Class``, or the folder does not
             lie in its experiment.
         trial_kwargs: arguments of the class beside its context.
@@ -65,6 +68,9 @@ def load_trial_from_checkpoint_path(
         UsageError: nobody says the class, or the checkpoint holds the state of another loop.
         IntegrityError: it is damaged.
     """
+    name = os.fspath(path)
+    if model_names.is_reference(name):
+        path = registered_models.version(registry_place.folder(home.root()), name).checkpoint
     folder = Path(path).resolve()
     if not folder.is_dir():
         raise NotFound("there is no such checkpoint", where=str(path))

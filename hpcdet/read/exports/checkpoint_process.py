@@ -72,7 +72,7 @@ def content_digest(folder: Path) -> str:
 
 
 def failed(said: str) -> HpcdetError:
-    """Return the error of a process that gave no result. ``said``: its standard error."""
+    """Return the error of a process without a result, given its standard error."""
     return HpcdetError("the process that reads checkpoints failed", hint=said)
 
 
