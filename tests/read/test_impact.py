@@ -115,6 +115,7 @@ def test_what_a_source_has_reached_is_told_with_its_heirs(cli: Cli) -> None:
         "heirs": ["a-1111/2", "a-1111/4", "b-2222/1"],
         "checkpoints": [str(folders[1]), str(folders[2])],
         "lane_only": True,
+        "versions": [],
     }
     assert rows[1]["checkpoint"] == str(inherited)
     assert (rows[1]["last_clean"], rows[1]["heirs"]) == ("", ["a-1111/4"])

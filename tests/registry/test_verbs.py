@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from hpcdet.checkpoint.__main__ import main as checkpoint_main
 from hpcdet.cli import main
 from hpcdet.cli.artefacts import model_arguments
 from hpcdet.determined.pytorch import load_trial_from_checkpoint_path
@@ -37,10 +41,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Builder:
     return trained(tmp_path_factory.mktemp("trained") / "digits-7f3a", trials=2)
 
 
+def in_this_process(arguments: Sequence[str], heard: Callable[[dict[str, Any]], None]) -> str:
+    """What ``python -m hpcdet.checkpoint`` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        checkpoint_main(arguments)
+    for line in printed.getvalue().splitlines():
+        heard(json.loads(line))
+    return ""
+
+
 @pytest.fixture
 def built(cli: Cli, whole: Builder, monkeypatch: pytest.MonkeyPatch) -> Builder:
-    """An experiment whose checkpoints are verified in this process."""
-    monkeypatch.setattr(checkpoint_process, "content_digest", content)
+    """An experiment whose checkpoints are read in this process."""
+    monkeypatch.setattr(checkpoint_process, "run", in_this_process)
     shutil.copytree(whole.paths.root, cli.root / "digits-7f3a", symlinks=True)
     found = Builder.__new__(Builder)
     found.paths = type(whole.paths)(cli.root / "digits-7f3a")

@@ -141,7 +141,7 @@ def test_a_kill_at_any_write_of_a_change(whole: Builder, tmp_path: Path) -> None
     seen: set[tuple[bool, bool]] = set()
     while not alive:
         nth += 1
-        registry = Path(shutil.copytree(before, tmp_path / str(nth)))
+        registry = Path(shutil.copytree(before, tmp_path / str(nth), symlinks=True))
 
         def work(registry: Path = registry) -> None:
             registry_changes.set_alias(registry, reference("digits:2"), "production")
