@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ from hpcdet.registry.registered_models import (
     Version,
     VersionRecord,
     folder_of,
+    governance_of,
 )
 from hpcdet.registry.registry_place import Sharing, reachable
 from hpcdet.registry.semantic_versions import SemanticVersion
@@ -49,10 +51,6 @@ from hpcdet.store.trials import manifests
 
 ABANDONED_S = 24 * 3600.0
 """Age at which the folder of a version that was never completed is removed."""
-_GOVERNED = (
-    *("policy_digest", "assurance", "sources", "layers", "exposure", "rows", "dropped"),
-    *("complete", "ledger", "root", "chains"),
-)
 _CODE = re.compile(r"code/.+")
 
 
@@ -108,7 +106,7 @@ def add(
             record = _fill(VersionFolder(root, sharing), source, model, number, semantic, content)
             data = record.encode()
             files.write_once(root / REGISTERED, data, sharing.files)
-            root.chmod(sharing.folders)
+            root.chmod(sharing.folders | (root.stat().st_mode & stat.S_ISGID))
             event = ModelEvent(0, "add", number, semantic=semantic, record=blake3(data).hexdigest())
 
             def decide(state: RegisteredModel) -> ModelEvent:
@@ -286,11 +284,6 @@ def _governance(source: CheckpointSource) -> dict[str, Any]:
     doubt = AttestedTrial(experiment, source.paths.trial(source.trial)).check(source.folder)
     block = manifests.read(source.folder)["meta"].get("governance")
     return {**governance_of(block), "doubt": doubt} if block else {}
-
-
-def governance_of(block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a version records of a manifest's block of governance."""
-    return {name: block[name] for name in _GOVERNED if name in block}
 
 
 def source_of(paths: ExperimentPaths, trial: int, folder: Path) -> CheckpointSource:

@@ -24,6 +24,10 @@ from hpcdet.store.fs import files
 from hpcdet.store.fs.json_record import JsonRecord
 
 _BACKUP = "put the version back from a backup"
+_GOVERNED = (
+    *("policy_digest", "assurance", "sources", "layers", "exposure", "rows", "dropped"),
+    *("complete", "ledger", "root", "chains"),
+)
 
 
 @dataclass(frozen=True)
@@ -253,6 +257,11 @@ class Version:
             raise IntegrityError(str(error), where=str(path), hint=_BACKUP) from error
 
 
+def governance_of(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a version records of a manifest's block of governance."""
+    return {name: block[name] for name in _GOVERNED if name in block}
+
+
 def folder_of(model: Path, number: int) -> Path:
     """Return the folder of a version."""
     return model / "versions" / str(number)
@@ -333,6 +342,8 @@ def versions(of: RegisteredModel) -> Iterator[Version]:
 def of_path(path: Path) -> Path | None:
     """Return the folder of the registered version that a path lies in; None if it lies in none."""
     for folder in (path, *path.parents):
-        if (folder / REGISTERED).is_file():
-            return folder
+        # others may have files of this name, too
+        model = folder.parent.parent
+        if (folder / REGISTERED).is_file() and folder_of(model, 0).parent == folder.parent:
+            return folder if model_events.folder(model).is_dir() else None
     return None

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpcdet.errors import HpcdetError, IntegrityError
-from hpcdet.read.governed.attested_trials import AttestedTrial, GovernedExperiment
+from hpcdet.errors import HpcdetError, IntegrityError, NotFound
 from hpcdet.registry import registered_models, version_files
-from hpcdet.registry.add_version import governance_of
-from hpcdet.registry.registered_models import Version, folder_of
+from hpcdet.registry.registered_models import Version, folder_of, governance_of
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import sealed_json
 from hpcdet.store.trials import manifests
@@ -24,7 +22,7 @@ class VersionCheckView:
     model: str
     """The model's name."""
     version: int
-    """The version's number."""
+    """The version's number; 0: the events of the model."""
     state: Literal["valid", "damaged"]
     """``damaged``: a byte, a digest, or what the policy has recorded is not as written."""
     errors: list[str]
@@ -76,6 +74,19 @@ def all_of(registry: Path, name: str) -> Iterator[VersionCheckView]:
         yield check(version)
 
 
+def everything(registry: Path) -> Iterator[VersionCheckView]:
+    """Verify each version of each model; one with damaged events is a row with version 0."""
+    for name in registered_models.names(registry):
+        folder = registry / name
+        try:
+            yield from all_of(registry, name)
+        except NotFound:
+            continue  # all of its versions were removed, or none was completed
+        except IntegrityError as error:
+            errors = [_said(folder, error)]
+            yield VersionCheckView(name, 0, "damaged", errors, "", "", 0, str(folder))
+
+
 def _content(version: Version) -> Iterator[str]:
     """Yield a line if the manifest is not that of the record."""
     record = version.record
@@ -86,6 +97,8 @@ def _content(version: Version) -> Iterator[str]:
 
 def _governed(version: Version, folder: Path) -> Iterator[str]:
     """Yield each difference between record, manifest and ledgers."""
+    from hpcdet.read.governed.attested_trials import AttestedTrial, GovernedExperiment
+
     record, paths = version.record, ExperimentPaths(folder)
     said = governance_of(manifests.read(version.checkpoint)["meta"].get("governance") or {})
     for name in sorted(said.keys() | record.governance.keys() - {"doubt"}):

@@ -19,7 +19,7 @@ from typing import IO, Any
 from blake3 import blake3
 
 from hpcdet.errors import IntegrityError, UsageError
-from hpcdet.registry.registry_place import Sharing
+from hpcdet.registry.registry_place import Sharing, reachable
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.names import REGISTERED
 from hpcdet.store.folder.records import Trial
@@ -238,8 +238,13 @@ def get(root: Path, digest: str, part: Path, target: Path) -> int:
     Raises:
         UsageError: ``target`` exists.
         IntegrityError: a file is missing, or not what was written.
-        OSError: the disk is full or fails.
+        Unavailable: the disk is full or fails, or a file may not be read.
     """
+    with reachable(target):
+        return _get(root, digest, part, target)
+
+
+def _get(root: Path, digest: str, part: Path, target: Path) -> int:
     if os.path.lexists(target):
         raise UsageError("it exists", where=str(target), hint="name a folder that does not")
     within = part.relative_to(root)

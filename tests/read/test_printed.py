@@ -69,6 +69,8 @@ ELSEWHERE |= {
     for verb in ("ls", "start", "stop")
 }
 ELSEWHERE |= {"notebook.url", "tensorboard.url"}
+_OF_MODELS = "ls versions show best add alias unalias label note archive rm verify"
+ELSEWHERE |= {f"registry.{verb}" for verb in _OF_MODELS.split()}
 """What needs a search that ran, a checkpoint, a policy or a job: tests of these run them."""
 
 

@@ -188,6 +188,16 @@ def test_damage_is_exit_9(cli: Cli, built: Builder) -> None:
     assert "1 of 2 versions are damaged" in json.loads(ran.err)["error"]["message"]
     assert "written" in cli("registry", "get", "digits:1", "-o", cli.root / "x", code=9).err
     assert not (cli.root / "x").exists()
+    cli("registry", "add", "other", "digits-7f3a", "--best")
+    flip(cli.root / "registry" / "other" / "events" / "000001.json")
+    (cli.root / "registry" / "empty").mkdir()  # as a kill leaves it
+    items = cli("registry", "verify", "-o", "json", code=9).items
+    found = [(item["model"], item["version"], item["state"]) for item in items]
+    assert found == [
+        ("digits", 1, "damaged"),
+        ("digits", 2, "valid"),
+        ("other", 0, "damaged"),
+    ]
     flip(folder.parents[3] / "version.json")
     assert "written" in cli("registry", "show", "digits:1", code=9).err
     ran = cli("registry", "versions", "digits")

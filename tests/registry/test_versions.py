@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from hpcdet.registry.model_names import ModelReference, reference
 from hpcdet.registry.version_check import all_of, check
 from hpcdet.store.config import resolved_config
 from hpcdet.store.fs import files as stored
-from tests import disks
+from tests import TOP, disks
 from tests.builders import Builder
 from tests.registry.models import added, content, files, flip, source, trained, tree, version
 
@@ -74,7 +75,7 @@ def test_data_are_linked_in_a_private_registry_and_copied_in_a_shared_one(
     assert not theirs.samefile(shard) and theirs.read_bytes() == shard.read_bytes()
     assert theirs.stat().st_mode & 0o777 == 0o640
     assert (shared / "digits" / "events").stat().st_mode & 0o7777 == 0o3770
-    assert (shared / "digits" / "versions" / "1").stat().st_mode & 0o777 == 0o750
+    assert (shared / "digits" / "versions" / "1").stat().st_mode & 0o7777 == 0o2750
 
 
 def test_everybody_may_not_write_into_a_registry(whole: Builder, registry: Path) -> None:
@@ -375,3 +376,23 @@ def test_where_the_registry_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv(registry_place.VARIABLE, str(tmp_path / "mine"))
     assert registry_place.folder(tmp_path, Path("/project/models")) == tmp_path / "mine"
     assert registered_models.names(tmp_path / "mine") == []
+
+
+def test_the_example_of_the_guide(whole: Builder, registry: Path) -> None:
+    added(registry, whole, 10), added(registry, whole, 20)
+    text = (TOP / "docs" / "guides" / "registry.md").read_text()
+    _, code = text.split("```python\n")
+    found: dict[str, Any] = {}
+    exec(code.partition("```")[0].replace("/project/vision/models", str(registry)), found)
+    assert (found["loss"], found["folder"]) == (0.2, version(registry, "digits:2").checkpoint)
+    assert version(registry, "digits@production").number == 2
+
+
+def test_only_a_models_folder_makes_a_version(whole: Builder, registry: Path) -> None:
+    made = added(registry, whole)
+    assert registered_models.of_path(made.checkpoint) == made.paths.root
+    (registry.parent / "version.json").write_text("{}")  # of anything else
+    (registry.parent / "versions" / "1").mkdir(parents=True)
+    (registry.parent / "versions" / "1" / "version.json").write_text("{}")
+    for path in (registry / "digits", registry.parent / "versions" / "1" / "x"):
+        assert registered_models.of_path(path) is None

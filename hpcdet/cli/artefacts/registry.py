@@ -20,8 +20,7 @@ from hpcdet.read.views.items import text
 from hpcdet.registry import model_names, registered_models, version_files, version_views
 from hpcdet.registry.model_names import ModelReference
 from hpcdet.registry.registered_models import folder_of
-from hpcdet.registry.registry_place import reachable
-from hpcdet.registry.version_check import VersionCheckView, all_of, check
+from hpcdet.registry.version_check import VersionCheckView, all_of, check, everything
 from hpcdet.registry.version_views import VersionView
 from hpcdet.store.fs import files
 
@@ -44,8 +43,10 @@ def registry_command() -> None:
     paths.registry, else ROOT/registry.
 
     \b
-    digits:3, model:digits:3   version 3     digits@production   that of an alias
-    digits                     the newest    digits@^1.4         the greatest 1.x from 1.4.0
+    digits:3            version 3 (of the model digits)
+    digits@production   the version that has the alias
+    digits@^1.4         the greatest semantic version 1.x from 1.4.0 on
+    digits              the newest version
 
     With the prefix model: these stand wherever a checkpoint may: ckpt, resume --from,
     policy export --checkpoint, searcher.begin_from.
@@ -54,7 +55,7 @@ def registry_command() -> None:
     Examples: hpcdet registry add digits digits-7f3a --best --version 1.4.0
               hpcdet registry alias digits:3 production
               hpcdet registry best digits --metric accuracy
-              hpcdet submit c.yaml --set searcher.begin_from=model:digits@production
+              hpcdet ckpt export model:digits@production -o digits.safetensors
     """
 
 
@@ -167,7 +168,10 @@ def verify(out: Output, what: Sequence[str]) -> None:
     """
     registry = settings().registry
     rows: list[VersionCheckView] = []
-    for name in what or registered_models.names(registry):
+    if not what:
+        with busy(f"verifying all models in {registry}"):
+            rows += everything(registry)
+    for name in what:
         reference = model_names.reference(name)
         with busy(f"verifying {reference}"):
             if reference.whole:
@@ -182,7 +186,7 @@ def verify(out: Output, what: Sequence[str]) -> None:
         first, many = damaged[0], f"{len(damaged)} of {len(rows)} versions are damaged: "
         raise IntegrityError(
             (many if len(rows) > 1 else "") + first.errors[0],
-            where=f"model:{first.model}:{first.version}",
+            where=f"model:{first.model}" + (f":{first.version}" if first.version else ""),
             hint="put it back from a backup, or add it again from its source",
         )
 
@@ -201,7 +205,7 @@ def get(reference: ModelReference, to: Path | None) -> None:
     found = registered_models.version(settings().registry, reference)
     target = (to or Path(f"{found.model.name}-{found.number}")).expanduser().absolute()
     root = folder_of(found.model.folder, found.number)
-    with busy(f"copying {found.name}"), reachable(target):
+    with busy(f"copying {found.name}"):
         version_files.get(root, found.record.files, found.checkpoint, target)
     click.echo(str(target))
 

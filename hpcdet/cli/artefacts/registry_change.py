@@ -15,7 +15,7 @@ from hpcdet.cli.frame.progress import busy
 from hpcdet.cli.frame.settings import confirm, settings
 from hpcdet.errors import UsageError
 from hpcdet.read.lookup import find
-from hpcdet.registry import add_version, registered_models, registry_changes, version_views
+from hpcdet.registry import registered_models, registry_changes, version_views
 from hpcdet.registry.model_names import ModelReference
 from hpcdet.registry.version_views import VersionView
 
@@ -38,6 +38,8 @@ def add(out: Output, model: str, what: str, step: str | None, which: str, semant
     Examples: hpcdet registry add digits digits-7f3a --best --version 1.4.0
               hpcdet registry add digits digits-7f3a/3 300
     """
+    from hpcdet.registry import add_version  # numpy, and all that ledgers need
+
     out.expect()
     folder = named_checkpoints.one(what, step, which)
     found = find.reference(str(folder), settings().root)
