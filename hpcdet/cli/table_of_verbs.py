@@ -61,6 +61,12 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("wait", "observe.follow", "Block until experiments end."),
         Verb("report", "observe.report", "Write an experiment into one HTML file."),
     ),
+    "Compare": (
+        Verb("compare", "weigh.compare", "Experiments or trials side by side."),
+        Verb("diff", "weigh.diff", "What differs between two experiments or trials."),
+        Verb("hp", "weigh.hp", "Which hyperparameters mattered, and their best values."),
+        Verb("lineage", "weigh.lineage_tree", "What an experiment or trial came from."),
+    ),
     "Control": (
         Verb(
             "cancel",

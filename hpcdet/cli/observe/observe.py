@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import click
 
@@ -18,20 +17,18 @@ from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import moment
 from hpcdet.cli.observe import follow, trial_table
-from hpcdet.errors import Unsuccessful, UsageError
-from hpcdet.read.experiment import series
+from hpcdet.errors import Unsuccessful
 from hpcdet.read.experiment.gather import Memory
 from hpcdet.read.lookup import find
 from hpcdet.read.lookup.all_experiments import of_each
 from hpcdet.read.lookup.escapes import escaped
+from hpcdet.read.lookup.listing import Filters, listed
 from hpcdet.read.views import describe, views
-from hpcdet.read.views.items import encode, text, typed
+from hpcdet.read.views.items import encode, typed
 from hpcdet.read.views.trials import TrialStatusView
 from hpcdet.read.views.views import ExperimentView, ShowView, StatusView
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import TrialState
-
-T = TypeVar("T")
 
 STATES = get_args(TrialState)
 
@@ -41,6 +38,7 @@ STATES = get_args(TrialState)
 @click.option("--tag", multiple=True, help="Only with this label (repeat: with all of them).")
 @click.option("--since", default="", metavar="AGE|TIME", help="Made since, as 7d, 12h or a date.")
 @click.option("--user", multiple=True, metavar="USER", help="Only those of USER (repeat for more).")
+@click.option("--project", multiple=True, metavar="NAME", help="Only those of this project.")
 @click.option("--trials", is_flag=True, help="Their trials instead; --state is that of a trial.")
 @click.option("--sort", default="", metavar="[-]KEY", help="By a key of -o json; -KEY: downwards.")
 @click.option("--limit", type=click.IntRange(min=1), help="The newest N; with --sort, the first.")
@@ -51,6 +49,7 @@ def ls_command(
     tag: Sequence[str],
     since: str,
     user: Sequence[str],
+    project: Sequence[str],
     trials: bool,
     sort: str,
     limit: int | None,
@@ -59,26 +58,12 @@ def ls_command(
 
     \b
     Examples: hpcdet ls --state RUNNING --since 7d
+              hpcdet ls --project vision --sort best
               hpcdet ls --tag paper --trials --sort best --limit 5
     """
     oldest = moment(since) if since else ""
-
-    def rows_of(paths: ExperimentPaths) -> list[ExperimentView | TrialStatusView]:
-        gathered = views.gather(paths)
-        row = views.brief(gathered)
-        if not set(tag) <= set(row.labels) or row.created < oldest:
-            return []
-        if user and row.user not in user:
-            return []
-        rows: Sequence[ExperimentView | TrialStatusView] = (
-            views.trials(gathered) if trials else [row]
-        )
-        return [each for each in rows if not state or each.state in state]
-
-    experiments = find.experiments(settings().root)
-    rows, warnings = _newest(experiments, rows_of, None if sort else limit)
-    if sort:
-        rows = _sorted(rows, sort)[:limit]
+    filters = Filters(state, tag, user, project, oldest)
+    rows, warnings = listed(settings().root, filters, trials=trials, sort=sort, limit=limit)
     empty = f"no {'trials' if trials else 'experiments'} in {settings().root}"
     out.emit(rows, trial_table.LS_TRIALS if trials else LS, warnings=warnings, empty=empty)
 
@@ -87,54 +72,17 @@ LS = (
     Column("ID", "id"),
     Column("STATE", "state", cut=False),
     Column("TRIALS", lambda row: f"{row.done}/{row.trials}", right=True),
-    Column("CREATED", text_format.time_of("created"), cut=False),
-    Column("NAME", "name"),
+    Column("DONE", lambda row: f"{row.progress:.0%}", right=True),
+    Column("BEST", "best", right=True),
+    Column("METRIC", "metric"),
+    Column("AGE", lambda row: units.duration(row.age_s), right=True, cut=False),
     Column("LABELS", "labels"),
+    Column("PROJECT", "project", wide=True),
+    Column("NAME", "name", wide=True),
+    Column("CREATED", text_format.time_of("created"), cut=False, wide=True),
     Column("USER", "user", wide=True),
     Column("PATH", "path", wide=True),
 )
-
-
-def _newest(
-    experiments: list[ExperimentPaths],
-    rows_of: Callable[[ExperimentPaths], list[T]],
-    limit: int | None,
-) -> tuple[list[T], list[str]]:
-    """Return rows and warnings, oldest first; with ``limit`` no more are read than it takes."""
-    parts: list[list[T]] = []
-    warnings: list[str] = []
-    left = math.inf if limit is None else limit
-    for paths in reversed(experiments):
-        if left <= 0:
-            break
-        found, warned = of_each([paths], rows_of)
-        parts += found
-        warnings += warned
-        left -= sum(map(len, found))
-    rows = [row for part in reversed(parts) for row in part]
-    return rows[-limit:] if limit else rows, warnings[::-1]
-
-
-def _sorted(rows: list[T], by: str) -> list[T]:
-    """Sort rows by a key, descending if it begins with ``-``; rows without it come last.
-
-    Raises:
-        UsageError: rows have no such key.
-    """
-    key = by.removeprefix("-")
-    items = [encode(row) for row in rows]
-    if rows and key not in items[0]:
-        raise UsageError(f"no such key: {key}", where="--sort", hint=f"keys: {', '.join(items[0])}")
-
-    def value(pair: tuple[Any, T]) -> tuple[float, str]:
-        # numbers by value; NaN and infinities are words in the journals, and infinity still has one
-        amount = series.number(pair[0])
-        return (0.0, text(pair[0])) if amount is None else (amount, "")
-
-    pairs = [(item[key], row) for item, row in zip(items, rows, strict=True)]
-    nothing = [row for known, row in pairs if known in (None, "", "NaN")]
-    ordered = [pair for pair in pairs if pair[0] not in (None, "", "NaN")]
-    return [row for _, row in sorted(ordered, key=value, reverse=by.startswith("-"))] + nothing
 
 
 _NEWEST, _TRIALS = 10, 20

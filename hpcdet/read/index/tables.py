@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from hpcdet.read.experiment import series, states
+from hpcdet.read.experiment import changes, series, states
 from hpcdet.read.experiment.gather import Gathered, Line
 from hpcdet.read.views import views
+from hpcdet.read.views.brief import created
 from hpcdet.read.views.items import encode
 
 Row = dict[str, Any]
@@ -132,8 +133,10 @@ def of_experiment(gathered: Gathered) -> dict[str, list[tuple[Any, ...]]]:
     """Return the rows of the tables about the experiment as a whole."""
     own = {"experiment": gathered.id}
     searcher = gathered.config.searcher
+    state, why = states.experiment_state(gathered)
     about = {
-        **encode(views.brief(gathered)),
+        **{"id": gathered.id, "name": gathered.config.name, "state": state, "why": why},
+        **{"created": created(gathered), "labels": changes.labels(gathered)},
         "stuck": states.stuck(gathered),
         "searcher": searcher.name,
         "metric": searcher.metric,

@@ -7,7 +7,6 @@ Times are ISO 8601 UTC or "", lengths are batches, sizes bytes, durations second
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from hpcdet.read.experiment import changes, standings, states
@@ -16,6 +15,7 @@ from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.experiment.series import metrics
 from hpcdet.read.usage import costs
 from hpcdet.read.usage.costs import AllocationView, SpentView
+from hpcdet.read.views.brief import ExperimentView, brief, created
 from hpcdet.read.views.checkpoints import CheckpointView, checkpoints, purged
 from hpcdet.read.views.items import OPTIONAL
 from hpcdet.read.views.timeline import events
@@ -40,6 +40,7 @@ from hpcdet.store.folder.records import ExperimentState, Submitted, TrialState
 from hpcdet.units import Length
 
 __all__ = [
+    "ExperimentView",
     "Gathered",
     "attempts",
     "brief",
@@ -53,32 +54,6 @@ __all__ = [
 ]
 
 Source = ExperimentPaths | Gathered
-
-
-@dataclass(frozen=True)
-class ExperimentView:
-    """An experiment in a list."""
-
-    id: str
-    """Its id: the name of its folder."""
-    name: str
-    """Its name in the config."""
-    state: ExperimentState
-    """Its state."""
-    why: str
-    """The reason of its state; "" if none is recorded."""
-    trials: int
-    """Number of trials made."""
-    done: int
-    """Of these, ended."""
-    created: str
-    """When it was made."""
-    user: str
-    """Who made it."""
-    labels: list[str]
-    """Its labels."""
-    path: str
-    """Its folder."""
 
 
 @dataclass(frozen=True)
@@ -252,25 +227,6 @@ class ShowView(StatusView):
     """Its files."""
 
 
-def brief(source: Source) -> ExperimentView:
-    """Return an experiment's row in a list."""
-    gathered = gather(source)
-    state, why = states.experiment_state(gathered)
-    over = state if state in states.ENDED else ""
-    return ExperimentView(
-        id=gathered.id,
-        name=gathered.config.name,
-        state=state,
-        why=why,
-        trials=len(gathered.trials),
-        done=sum(states.trial_state(t, over) in states.ENDED for t in gathered.trials),
-        created=_created(gathered),
-        user=str(gathered.provenance.get("user", "")),
-        labels=changes.labels(gathered),
-        path=str(gathered.paths.root),
-    )
-
-
 def next_command(gathered: Gathered) -> str:
     """Return the command that resumes a paused experiment."""
     key = costs.exhausted(gathered)
@@ -311,7 +267,7 @@ def status(source: Source) -> StatusView:
         nearest=nearest(stand) if stand else None,
         max_length=searcher.max_length,
         max_trials=searcher.max_trials,
-        created=_created(gathered),
+        created=created(gathered),
         workers=sum(worker.end is None for worker in gathered.workers),
         paused_bytes=_paused_bytes(gathered, rows),
         max_paused_bytes=gathered.config.checkpoint_storage.max_paused_bytes,
@@ -389,12 +345,3 @@ def jobs(source: Source) -> list[JobView]:
         for job in gathered.jobs
         for sent in [job.submitted or Submitted("")]
     ]
-
-
-def _created(gathered: Gathered) -> str:
-    for key in ("created_at", "created", "at"):
-        value = gathered.provenance.get(key)
-        if isinstance(value, str):
-            return value
-    at = gathered.paths.config.stat().st_mtime
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,45 @@
+"""``compare``: experiments and trials side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from hpcdet.cli.frame.ids import ids_argument, references
+from hpcdet.cli.frame.output import Column, Output, output
+from hpcdet.cli.frame.settings import settings
+from hpcdet.read.comparison.side_by_side import ComparedView, compare
+
+_ALWAYS = ("metric", "hyperparameters")
+"""What a table shows though it is the same for all."""
+
+
+@click.command("compare", short_help="Experiments or trials side by side.")
+@ids_argument()
+@click.option("--only-different", is_flag=True, help="Leave out what all have in common.")
+@output("compare", ComparedView)
+def compare_command(out: Output, ids: Sequence[str], only_different: bool) -> None:
+    """Compare experiments or trials: metrics, data, hyperparameters, code, libraries, config.
+
+    Of an experiment with several trials, the best one counts. Tables leave out what is the same
+    in code, libraries, config and resources; -o wide shows it.
+
+    \b
+    Examples: hpcdet compare digits-7f3a digits-91c0
+              hpcdet compare digits-7f3a/1 digits-7f3a/3 --only-different
+    """
+    found = references(ids)
+    rows, warnings = compare(found)
+    shown = [row for row in rows if not (only_different and row.same)]
+    if out.format == "table" and not out.fields:
+        shown = [row for row in shown if not row.same or row.what in _ALWAYS]
+    sides = dict.fromkeys(id for row in rows for id in row.values)
+    columns = [Column("WHAT", "what", cut=False), Column("NAME", "name"), *map(_column, sides)]
+    out.emit(shown, columns, warnings=warnings, key="name", empty="nothing differs")
+    if out.format == "table" and not only_different and len(shown) < len(rows):
+        settings().note(f"{len(rows) - len(shown)} values are the same: -o wide shows them")
+
+
+def _column(id: str) -> Column:
+    return Column(id, lambda row: row.values[id], right=True)

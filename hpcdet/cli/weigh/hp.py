@@ -1,0 +1,46 @@
+"""``hp``: what a search has shown of its hyperparameters."""
+
+from __future__ import annotations
+
+import click
+
+from hpcdet.cli.frame.ids import id_argument
+from hpcdet.cli.frame.output import Column, Output, output
+from hpcdet.cli.frame.settings import settings
+from hpcdet.read.comparison.importance import HyperparameterView, hyperparameters
+from hpcdet.read.lookup import find
+
+COLUMNS = (
+    Column("NAME", "name"),
+    Column("IMPORTANCE", lambda row: _percent(row), right=True, cut=False),
+    Column("N", "n", right=True),
+    Column("BEST", "best", right=True),
+    Column("LOW", "low", right=True),
+    Column("HIGH", "high", right=True),
+    Column("METHOD", "method"),
+)
+
+
+@click.command("hp", short_help="Which hyperparameters mattered, and their best values.")
+@id_argument()
+@output("hp", HyperparameterView)
+def hp_command(out: Output, id: str) -> None:
+    """Show the importance of hyperparameters in a search, and where the best trials have them.
+
+    LOW and HIGH are the least and the greatest value in the best tenth of the trials. Importance
+    needs 20 trials that are trained equally long, is reliable with 50, and is computed by Optuna
+    (pip install 'hpcdet[search]').
+
+    \b
+    Example: hpcdet hp digits-7f3a
+    """
+    found = find.reference(id, settings().root)
+    rows, warnings = hyperparameters(found.paths)
+    empty = "no hyperparameter was searched, or no trial has reported"
+    out.emit(rows, COLUMNS, warnings=warnings, key="name", empty=empty)
+
+
+def _percent(row: HyperparameterView) -> str:
+    if row.importance is None:
+        return ""
+    return f"{row.importance:.0%}" + ("" if row.reliable else " ?")

@@ -1,0 +1,105 @@
+"""An experiment as a row in a list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from hpcdet.read.experiment import changes, standings, states
+from hpcdet.read.experiment.gather import Gathered, gather
+from hpcdet.read.views.trials import TrialStatusView, best_trial, compared, leader, seconds
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import ExperimentState
+
+
+@dataclass(frozen=True)
+class ExperimentView:
+    """An experiment in a list."""
+
+    id: str
+    """Its id: the name of its folder."""
+    name: str
+    """Its name in the config."""
+    state: ExperimentState
+    """Its state."""
+    why: str
+    """The reason of its state; "" if none is recorded."""
+    trials: int
+    """Number of trials made."""
+    done: int
+    """Of these, ended."""
+    progress: float
+    """How much of all training the config allows is done, from 0 to 1; trials that were stopped
+    early count as trained in full, and an experiment that has ended well is done."""
+    metric: str
+    """The metric that it looks at: the first objective."""
+    best: Any
+    """The best value of that, with constraints of a feasible trial; null before any has one."""
+    best_trial: int | None
+    """The trial that has it; null without one."""
+    created: str
+    """When it was made."""
+    age_s: float
+    """Seconds since then."""
+    project: str
+    """``workspace/project`` of its config; "" without one."""
+    user: str
+    """Who made it."""
+    labels: list[str]
+    """Its labels."""
+    path: str
+    """Its folder."""
+
+
+def brief(source: ExperimentPaths | Gathered) -> ExperimentView:
+    """Return an experiment's row in a list."""
+    gathered = gather(source)
+    state, why = states.experiment_state(gathered)
+    config, stand = gathered.config, standings.standings(gathered)
+    rows = compared(gathered, stand)
+    best = leader(stand) if stand else best_trial(rows, config.searcher.smaller_is_better)
+    made = created(gathered)
+    return ExperimentView(
+        id=gathered.id,
+        name=config.name,
+        state=state,
+        why=why,
+        trials=len(rows),
+        done=sum(row.state in states.ENDED for row in rows),
+        progress=1.0 if state == "COMPLETED" else _progress(gathered, rows),
+        metric=config.searcher.metric,
+        best=best.value if best else None,
+        best_trial=best.trial if best else None,
+        created=made,
+        age_s=seconds(made, "") or 0.0,
+        project="/".join(filter(None, (config.workspace, config.project))),
+        user=str(gathered.provenance.get("user", "")),
+        labels=changes.labels(gathered),
+        path=str(gathered.paths.root),
+    )
+
+
+def _progress(gathered: Gathered, rows: list[TrialStatusView]) -> float:
+    searcher = gathered.config.searcher
+    done = 0.0
+    for trial, row in zip(gathered.trials, rows, strict=True):
+        until = row.until or searcher.max_length
+        if row.state in states.ENDED:
+            done += 1
+        elif until is not None and until.value:
+            reports = trial.validations(searcher.metric)
+            reached = max((length for _, length, _ in reports), default=0)
+            reached = max(reached, row.steps) if until.unit == "batches" else reached
+            done += min(1.0, reached / until.value)
+    return round(done / max(searcher.max_trials, len(rows), 1), 4)
+
+
+def created(gathered: Gathered) -> str:
+    """Return when an experiment was made."""
+    for key in ("created_at", "created", "at"):
+        value = gathered.provenance.get(key)
+        if isinstance(value, str):
+            return value
+    at = gathered.paths.config.stat().st_mtime
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
