@@ -101,6 +101,13 @@ class Unrecoverable(IntegrityError):
     """A trial's state cannot be gone on from, and trying again would end alike."""
 
 
+def of_exit_code(code: int) -> type[HpcdetError]:
+    """Return the class of errors with which the command line ends so."""
+    kinds = HpcdetError.__subclasses__()
+    own = (kind for kind in kinds if kind.__module__ == __name__ and kind.exit_code == code)
+    return next(own, HpcdetError)
+
+
 def refused(error: OSError, where: str = "") -> Unavailable:
     """Return the error for a refusal of the file system.
 

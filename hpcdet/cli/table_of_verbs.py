@@ -80,6 +80,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("hold", "control.control", "Keep waiting jobs from starting."),
         Verb("release", "control.control", "Let jobs start that were held."),
         Verb("tag", "control.control", "Add or remove labels."),
+        Verb("note", "control.control", "Write a note on an experiment."),
     ),
     "Govern": (
         Verb("policy", "govern.policy", "Check, compare, sign, change and report on policies."),

@@ -1,4 +1,4 @@
-"""``cancel pause hold release tag``: commands of a user to an experiment."""
+"""``cancel pause hold release tag note``: commands of a user to an experiment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from hpcdet.cli.frame.bulk import ActionView, each
-from hpcdet.cli.frame.ids import ids_argument
+from hpcdet.cli.frame.ids import id_argument, ids_argument
 from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import confirm, settings
 from hpcdet.cli.observe import follow
@@ -176,3 +176,25 @@ def tag_command(
         return " ".join([*(f"+{label}" for label in add), *(f"-{label}" for label in rm)])
 
     each(out, "tag", ids, act, dry_run)
+
+
+@click.command("note", short_help="Write a note on an experiment.")
+@id_argument()
+@click.argument("text")
+@_dry_run()
+@output("note", ActionView)
+def note_command(out: Output, id: str, text: str, dry_run: bool) -> None:
+    """Append a note to an experiment, with its author and time, also after its end.
+
+    \b
+    Example: hpcdet note digits-7f3a 'the baseline of the paper'
+    """
+    if not text.strip():
+        raise UsageError("the note is empty", hint="hpcdet note ID TEXT")
+
+    def act(found: find.Reference) -> str:
+        if not dry_run:
+            commands.ask(found.paths, "note", text=text)
+        return text
+
+    each(out, "note", [id], act, dry_run)

@@ -67,23 +67,15 @@ class Settings:
     @property
     def wanted_root(self) -> Path:
         """The folder for experiments: ``-C``, ``$HPCDET_ROOT``, the site's, or here."""
-        from hpcdet.store.folder import home
+        from hpcdet.site_files import roots
 
-        if self.given_root or os.environ.get("HPCDET_ROOT"):
-            return self.given_root or home.root()
-        if self.profile is None and home.root().is_dir():
-            return home.root()
-        return self.root_at(self.site())
+        return roots.experiments(self.given_root, self.profile)
 
     def root_at(self, site: Site) -> Path:
         """Return the folder for experiments at a site: ``-C``, ``$HPCDET_ROOT`` or the site's."""
-        from hpcdet.store.folder import home
+        from hpcdet.site_files import roots
 
-        if self.given_root or os.environ.get("HPCDET_ROOT"):
-            return self.given_root or home.root()
-        from hpcdet.site import folders
-
-        return folders.experiments(site) or home.root()
+        return roots.at(site, self.given_root)
 
     @property
     def registry(self) -> Path:

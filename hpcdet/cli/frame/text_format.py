@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable
@@ -30,6 +31,12 @@ def length(value: dict[str, int] | None) -> str:
 def time_of(name: str) -> Callable[[Any], str]:
     """Return a column's function that formats the time in a field as ``when`` does."""
     return lambda item: when(getattr(item, name))
+
+
+def short(value: Any) -> Any:
+    """Return the beginning of a SHA-256, and any other value as it is."""
+    digest = value.removeprefix("sha256:") if isinstance(value, str) else ""
+    return digest[:12] if re.fullmatch("[0-9a-f]{64}", digest) else value
 
 
 def folded(line: str, indent: str) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import click
 
@@ -14,45 +12,9 @@ from hpcdet.cli.frame.ids import ids_argument, references
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import UsageError
-from hpcdet.read.experiment import gather, series, standings
-from hpcdet.read.views import views
+from hpcdet.read.experiment import gather, measured, series
+from hpcdet.read.experiment.measured import MetricView, PlacedMetricView
 from hpcdet.read.views.items import text
-
-
-@dataclass(frozen=True)
-class MetricView:
-    """A value that a trial reported."""
-
-    experiment: str
-    """The experiment's id."""
-    trial: int
-    """The trial's number."""
-    group: str
-    """``training``, ``validation``, or another group of the code's; ``timing`` and ``system``:
-    measured by hpcdet."""
-    step: int
-    """Batches trained."""
-    name: str
-    """Name of the metric; ``rank1.`` marks what another rank than the first measured."""
-    value: Any
-    """The value: a number, "NaN", "Infinity", "-Infinity", or what else the code reported."""
-    time: str
-    """When it was reported."""
-    attempt: int
-    """The attempt that reported it."""
-    units: dict[str, Any]
-    """The same length in other units: ``batches``, ``records``, ``epochs``."""
-    superseded: bool
-    """True if another attempt has trained the same stretch again; only with ``--all``."""
-
-
-@dataclass(frozen=True)
-class PlacedMetricView(MetricView):
-    """A value with its place along an axis (``--x``)."""
-
-    x: float | None
-    """Batches, completed epochs, or seconds since the trial's start; null if unknown."""
-
 
 COLUMNS = (
     Column("EXPERIMENT", "experiment", wide=True),
@@ -113,23 +75,23 @@ def metrics_command(
         raise UsageError("--last and --best exclude each other", hint="leave one out")
     items: list[MetricView] = []
     there: set[str] = set()
+    pick: measured.Pick | None = "last" if last else "best" if best else None
     for reference in references(ids):
         gathered = gather.gather(reference.paths)
-        rows = views.metrics(
-            gathered, trial=reference.trial, name=name, group=group, superseded=all_
+        rows = measured.metrics(
+            gathered,
+            trial=reference.trial,
+            name=name,
+            group=group,
+            superseded=all_,
+            pick=pick,
+            larger=larger,
+            every=every,
+            x=axis,
         )
         if not rows and name != "*":
-            there |= {row["name"] for row in views.metrics(gathered, trial=reference.trial)}
-        if last:
-            rows = series.last(rows)
-        if best:
-            rows = _best(rows, gathered, larger)
-        if every:
-            rows = rows[::every]
-        if axis:
-            rows = series.along(gathered, rows, axis)
-        kind = PlacedMetricView if axis else MetricView
-        items.extend(kind(gathered.id, **row) for row in rows)
+            there |= {row["name"] for row in series.metrics(gathered, trial=reference.trial)}
+        items.extend(rows)
     if plot:
         click.echo(_plots(items, axis or "step"))
         return
@@ -138,24 +100,6 @@ def metrics_command(
     empty = f"no metrics of {' '.join(asked)}" if asked else "no metrics yet"
     empty += f"; there are: {', '.join(sorted(there))}" if there else ""
     out.emit(items, columns, key="name", empty=empty)
-
-
-def _best(rows: list[series.Row], gathered: gather.Gathered, larger: bool) -> list[series.Row]:
-    """Select best rows by the searcher's direction for its own metrics, by the flag for others.
-
-    Values of the searcher's metrics where a trial breaks a constraint are no best ones.
-    """
-    goals = gathered.config.searcher.goals
-    stand = standings.standings(gathered)
-    found: list[series.Row] = []
-    for objective in goals.objectives:
-        own = [row for row in rows if row["name"] == objective.metric]
-        if stand is not None:
-            feasible = stand.feasible_steps
-            own = [row for row in own if (row["trial"], row["step"]) in feasible]
-        found += series.best(own, objective.smaller_is_better and not larger)
-    names = {objective.metric for objective in goals.objectives}
-    return found + series.best([row for row in rows if row["name"] not in names], not larger)
 
 
 def _plots(items: list[MetricView], axis: series.Axis) -> str:

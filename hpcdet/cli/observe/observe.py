@@ -262,6 +262,12 @@ CHANGES = (
     Column("WHEN", text_format.time_of("at"), cut=False),
 )
 
+NOTES = (
+    Column("WHEN", text_format.time_of("at"), cut=False),
+    Column("BY", "user"),
+    Column("NOTE", "text", fold=True),
+)
+
 ALLOCATIONS = (
     Column("WORKER", "worker", cut=False),
     Column("JOB", "job", cut=False),
@@ -279,6 +285,7 @@ TABLES = {
     "jobs": JOBS,
     "allocations": ALLOCATIONS,
     "changes": CHANGES,
+    "notes": NOTES,
 }
 SECTIONS = ("status", *TABLES, "config", "fingerprints", "provenance", "files")
 

@@ -9,6 +9,7 @@ import click
 from hpcdet.cli.frame.ids import ids_argument, references
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.frame.text_format import short
 from hpcdet.read.comparison.side_by_side import ComparedView, compare
 
 _ALWAYS = ("metric", "hyperparameters")
@@ -42,4 +43,4 @@ def compare_command(out: Output, ids: Sequence[str], only_different: bool) -> No
 
 
 def _column(id: str) -> Column:
-    return Column(id, lambda row: row.values[id], right=True)
+    return Column(id, lambda row: short(row.values[id]), right=True)

@@ -6,6 +6,7 @@ from typing import get_args
 
 import click
 
+from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.ids import complete
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
@@ -14,14 +15,13 @@ from hpcdet.read.comparison.differences import PARTS, DifferenceView, diff
 from hpcdet.read.comparison.facts import What
 from hpcdet.read.lookup import find
 from hpcdet.read.lookup.escapes import escaped
-from hpcdet.read.views.items import text
 
 COLUMNS = (
     Column("WHAT", "what", cut=False),
     Column("KEY", "key"),
     Column("CHANGE", "change", cut=False),
-    Column("A", lambda row: _short(row.a)),
-    Column("B", lambda row: _short(row.b)),
+    Column("A", lambda row: text_format.short(row.a)),
+    Column("B", lambda row: text_format.short(row.b)),
 )
 
 
@@ -77,9 +77,3 @@ def _patch(row: DifferenceView) -> str:
     if "\n" in row.diff:
         return row.diff
     return f"{row.key}: {row.change}{f' ({row.diff})' if row.diff else ''}\n"
-
-
-def _short(value: object) -> str:
-    """Return a value for a table, of a digest the beginning."""
-    shown = text(value)
-    return shown[:12] if len(shown) == 64 and shown.isalnum() else shown

@@ -7,7 +7,7 @@ import click
 from hpcdet.cli.frame.ids import id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
-from hpcdet.read.comparison.importance import HyperparameterView, hyperparameters
+from hpcdet.read.comparison.searched import HyperparameterView, hyperparameters
 from hpcdet.read.lookup import find
 
 COLUMNS = (

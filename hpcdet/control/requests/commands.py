@@ -14,6 +14,9 @@ from hpcdet.store.fs import files, packed
 
 __all__ = ["Verb", "ask", "following"]
 
+_ALSO_AFTERWARDS: tuple[Verb, ...] = ("tag", "note")
+"""Verbs that an experiment takes after its end, which stay without effect on it."""
+
 
 def following(paths: ExperimentPaths) -> int:
     """Return the number of the next command."""
@@ -36,10 +39,11 @@ def ask(
         reopen: also of an experiment that is over, unless it was canceled; it goes on then.
         number: that which it has to have, as it says what follows from those before; if another
             has it by now, nothing is asked, and 0 returned.
-        arguments: of ``tag``, ``set``, ``after``, ``follow``, and the ``reason`` of any.
+        arguments: of ``tag``, ``note``, ``set``, ``after``, ``follow``, and the ``reason`` of any.
 
     Raises:
-        UsageError: the experiment is over; only ``tag`` and what reopens it is left to do then.
+        UsageError: the experiment is over; only labels, notes and what reopens it are left
+            to do then.
             Or it is a copy of another one (``store.folder.home``).
     """
     home.refuse_copy(paths)
@@ -74,7 +78,7 @@ def _reopens(paths: ExperimentPaths, verb: Verb, may: bool) -> bool:
         return False
     if may and closed.state != "CANCELED":
         return True
-    if verb == "tag":
+    if verb in _ALSO_AFTERWARDS:
         return False
     raise UsageError(
         f"cannot {verb}: the experiment is {closed.state} already",

@@ -73,7 +73,9 @@ def _of(side: Facts, part: What, beside: Facts) -> Mapping[str, Any]:
             continue
         if (listed := _files(side, entry)) is not None:
             del found[given]
-            found |= {f"{given}/{name}": digest for name, digest in listed.items()}
+            one_file = len(listed) == 1 and PurePosixPath(given).name in listed
+            for name, digest in listed.items():
+                found[given if one_file else f"{given}/{name}"] = digest
     return found
 
 

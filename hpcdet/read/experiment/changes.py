@@ -32,6 +32,18 @@ class Change:
     """True if it is recorded, but not obeyed by the process that decides yet."""
 
 
+@dataclass(frozen=True)
+class NoteView:
+    """A note on an experiment."""
+
+    text: str
+    """The text."""
+    user: str
+    """Who wrote it."""
+    at: str
+    """When."""
+
+
 def changes(gathered: Gathered, *, pending: bool = True) -> list[Change]:
     """Return the changes in force, by key.
 
@@ -62,6 +74,15 @@ def labels(gathered: Gathered) -> list[str]:
             for label in command.arguments.get("rm", []):
                 found.pop(label, None)
     return list(found)
+
+
+def notes(gathered: Gathered) -> list[NoteView]:
+    """Return the notes of ``hpcdet note``, oldest first."""
+    return [
+        NoteView(str(command.arguments.get("text", "")), command.user, command.at)
+        for _, command in gathered.commands
+        if command.verb == "note"
+    ]
 
 
 def effective(gathered: Gathered, *, pending: bool = True) -> Resolved:

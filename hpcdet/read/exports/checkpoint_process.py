@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcdet import errors
-from hpcdet.errors import HpcdetError, IntegrityError
+from hpcdet.errors import HpcdetError, IntegrityError, of_exit_code
 
 Row = dict[str, Any]
 
@@ -50,7 +49,7 @@ def task(*arguments: str | Path) -> Row:
     if not rows:
         raise failed(said)
     if "failed" in rows[-1]:
-        raise _kind(rows[-1]["exit"])(**rows[-1]["failed"])
+        raise of_exit_code(rows[-1]["exit"])(**rows[-1]["failed"])
     return rows[-1]
 
 
@@ -74,11 +73,3 @@ def content_digest(folder: Path) -> str:
 def failed(said: str) -> HpcdetError:
     """Return the error of a process without a result, given its standard error."""
     return HpcdetError("the process that reads checkpoints failed", hint=said)
-
-
-def _kind(code: int) -> Callable[..., HpcdetError]:
-    direct = HpcdetError.__subclasses__()
-    return next(
-        (one for one in direct if one.__module__ == errors.__name__ and one.exit_code == code),
-        HpcdetError,
-    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hpcdet.read.experiment import changes, standings, states
-from hpcdet.read.experiment.changes import Change
+from hpcdet.read.experiment.changes import Change, NoteView
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.experiment.series import metrics
 from hpcdet.read.usage import costs
@@ -211,6 +211,8 @@ class ShowView(StatusView):
     """What holds now: the submitted config with ``changes`` laid over it."""
     changes: list[Change]
     """Changes of the config since its submission, by key."""
+    notes: list[NoteView]
+    """Notes that people have written on it, oldest first."""
     attempts: list[AttemptView]
     """Attempts, by trial and number."""
     jobs: list[JobView]
@@ -308,6 +310,7 @@ def show(source: Source) -> ShowView:
         **vars(status(gathered)),
         config=dict(changes.effective(gathered).raw),
         changes=changes.changes(gathered),
+        notes=changes.notes(gathered),
         attempts=every,
         jobs=jobs(gathered),
         allocations=costs.allocations(gathered),

@@ -274,7 +274,7 @@ class Submitted(JsonRecord):
 
 
 Verb = Literal[
-    "cancel", "pause", "resume", "retry", "tag", "set", "hold", "release", "after", "follow"
+    "cancel", "pause", "resume", "retry", "tag", "note", "set", "hold", "release", "after", "follow"
 ]
 
 
