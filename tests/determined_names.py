@@ -30,9 +30,17 @@ REMARKS = {
     "determined.common": "Here: `set_logger`, `util`.",
     "determined.errors": "For code that raises or catches them; hpcdet raises its own.",
     "determined.experimental.client": (
-        "Its import says that it comes with hpcdet's Python API, which is not in this version; "
-        "each name raises with what is said here."
+        "`hpcdet.client` under these names. Ids are hpcdet's: `digits-7f3a`, `digits-7f3a/3`, and "
+        "a checkpoint's folder as its `uuid`."
     ),
+    **{
+        f"determined.experimental.client.{name}": "has nothing to do: there is no server"
+        for name in ("login", "logout")
+    },
+    "determined.experimental.client.Experiment.archive": "as the label `archived`",
+    "determined.experimental.client.Experiment.unarchive": "as the label `archived`",
+    "determined.experimental.client.Experiment.set_notes": "appends: earlier ones stay",
+    "determined.experimental.client.Trial.logs": "has `head`, `tail` and `rank_ids`",
     **{
         f"determined.launch.{name}": "Makes way for the command behind it."
         for name in ("deepspeed", "horovod", "torch_distributed", "wrap_rank")

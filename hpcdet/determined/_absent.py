@@ -15,10 +15,7 @@ _TF_KERAS = (
     "TFKerasTrial, which 0.38 deprecated, is not here: use model.fit with "
     "determined.keras.DeterminedCallback, or hpcdet.integrations.keras"
 )
-_CLIENT = (
-    "it comes with hpcdet's Python API, which is not in this version; until then `hpcdet ls, show, "
-    "metrics, ckpt … -o json` tell what it would"
-)
+_CLIENT = "use determined.experimental.client, or hpcdet.client"
 _STARTS = "hpcdet starts the ranks itself, one for each of resources.slots_per_trial"
 _INSIDE = "it belongs to Determined's own workings, and no code of a trial needs it"
 _FILES = "files stay in the trial's folder"
@@ -46,7 +43,6 @@ def _each(of: str, names: Iterable[str], why: str) -> dict[str, str]:
 
 ABSENT = {
     **dict(sentences()),
-    "determined.experimental.client": _CLIENT,
     "determined.experimental.test_one_batch": "`hpcdet test` tries one batch",
     **_each(
         "determined.ClusterInfo",

@@ -142,8 +142,8 @@ NOT_THERE = {
     "import determined.cli": "No module named 'determined.cli': hpcdet has none: the command line",
     "from determined import EnvContext": "hpcdet has no determined.EnvContext: use get_cluster",
     "import determined as d; d.nothing": "has no attribute 'nothing'",
-    "from determined.experimental.client import get_experiment": (
-        "hpcdet has no determined.experimental.client.get_experiment: no Python API yet: hpcdet sho"
+    "from determined.experimental.client import create_user": (
+        "hpcdet has no determined.experimental.client.create_user: users are those of the cluster"
     ),
 }
 
@@ -156,4 +156,12 @@ def test_what_is_not_there_says_why() -> None:
     )
     for said, expected in zip(done.stdout.splitlines(), NOT_THERE.values(), strict=True):
         assert expected in said
-    assert "experimental.client can be imported, not used: it comes with" in done.stderr
+
+
+def test_the_client_is_imported_without_the_login_tower() -> None:
+    done = imports(
+        "import sys\n"
+        "from determined.experimental import client, Determined\n"
+        "print(Determined is client.Determined, 'hpcdet.client' in sys.modules)\n"
+    )
+    assert done.stdout == "True False\n", done.stderr
