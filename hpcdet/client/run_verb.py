@@ -6,6 +6,7 @@ and what is recorded of a submission is a command that people can give again.
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -15,8 +16,7 @@ from typing import Any
 
 from hpcdet.errors import HpcdetError, of_exit_code
 
-_OUTSIDE = 4
-"""Frames between a warning and the code that uses the client."""
+_CLIENT = str(Path(__file__).parent)
 
 
 class HpcdetWarning(UserWarning):
@@ -46,7 +46,10 @@ def run(*words: object, root: Path | None = None) -> list[dict[str, Any]]:
 
 def warn(text: str) -> None:
     """Give a warning at the line that uses the client."""
-    warnings.warn(text, HpcdetWarning, stacklevel=_OUTSIDE)
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_CLIENT):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, HpcdetWarning, stacklevel=level)
 
 
 def _error(code: int, said: str) -> HpcdetError:
