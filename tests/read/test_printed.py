@@ -39,8 +39,12 @@ ACTS = {
         "release {id} -n",
         "set {id} max_concurrent=3 -n",
         "tag {id} --add paper -n",
+        "note {id} draft -n",
+        "lineage {id}",
     ),
     "ended": (
+        "compare {id}/1 {id}/2",
+        "diff {id}/1 {id}/2",
         "retry {id} -n",
         "ckpt pin {id}/1 300",
         "ckpt unpin {id}/1 300",
@@ -56,7 +60,7 @@ ACTS = {
 """Commands that act, on two of the experiments."""
 
 ELSEWHERE = {
-    *("fork", "ckpt.digest", "ckpt.verify", "site.lint"),
+    *("fork", "hp", "ckpt.digest", "ckpt.verify", "site.lint"),
     *("policy.report", "policy.impact", "policy.export", "policy.reveal"),
     *("policy.keygen", "policy.sign", "policy.change", "policy.override"),
     *("data.manifest", "data.verify", "data.chain.add", "data.chain.sign", "data.chain.show"),
