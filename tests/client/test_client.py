@@ -107,7 +107,7 @@ def test_handles_are_frozen_and_read_anew(cli: Cli) -> None:
     built = sweep(cli.root / "digits-7f3a", ended=False)
     one = client.get("digits-7f3a")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        one.id = "other"  # type: ignore[misc]
+        one.id = "other"
     assert one.state != "COMPLETED"
     with pytest.raises(errors.StillPending):
         one.wait(0.01)
