@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = commands.add_parser("import", help="make a checkpoint of a file of weights")
     command.add_argument("source", type=Path, metavar="FILE")
     command.add_argument("folder", type=Path, metavar="CHECKPOINT")
+    command = commands.add_parser("import-folders", help="make checkpoints of folders of files")
+    command.add_argument("pairs", nargs="+", type=Path, metavar="FOLDER CHECKPOINT")
     command = commands.add_parser("get", help="copy a checkpoint, every byte checked")
     command.add_argument("folder", type=Path, metavar="CHECKPOINT")
     command.add_argument("target", type=Path, metavar="FOLDER")
@@ -72,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _export(arguments)
         if arguments.command == "import":
             return _import(arguments.source, arguments.folder)
+        if arguments.command == "import-folders":
+            return _import_folders(arguments.pairs)
         if arguments.command == "get":
             return _get(arguments.folder, arguments.target)
     except (HpcdetError, OSError) as error:
@@ -142,6 +146,13 @@ def _export(arguments: argparse.Namespace) -> int:
 def _import(source: Path, folder: Path) -> int:
     saved = convert.take_in(source, folder.absolute())
     _print({"path": str(folder), "bytes": saved.bytes, "digest": saved.digest})
+    return 0
+
+
+def _import_folders(pairs: Sequence[Path]) -> int:
+    for source, folder in zip(pairs[::2], pairs[1::2], strict=True):
+        saved = convert.take_in_folder(source, folder)
+        _print({"path": str(folder), "bytes": saved.bytes, "digest": saved.digest})
     return 0
 
 

@@ -90,6 +90,8 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
     "Artefacts": (
         Verb("ckpt", "artefacts.ckpt", "List, verify, export, pin and remove checkpoints."),
         Verb("registry", "artefacts.registry", "Named models with versions, aliases and cards."),
+        Verb("export", "artefacts.export", "Write experiments for other programs."),
+        Verb("import", "artefacts.import_verbs", "Take over experiments of other platforms."),
         Verb("move", "artefacts.folders", "Move an experiment's folder."),
         Verb("archive", "artefacts.folders", "Pack an ended experiment into one file."),
         Verb("rm", "artefacts.folders", "Remove ended experiments."),

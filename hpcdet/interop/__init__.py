@@ -1,1 +1,1 @@
-"""Files of other programs, written from what experiments record."""
+"""Files and stores of other programs, written from what experiments record, and read into it."""

@@ -1,29 +1,27 @@
-"""Event files for TensorBoard, written on from the journals of experiments.
+"""Event files for TensorBoard: of experiments as they run, and exported once.
 
-A trial is a run, ``EXP/TRIAL``, with one event file: its attempts one after the other. Where an
-attempt goes on from an earlier step than the one before it came to, TensorBoard is told to drop
-what it knows of the steps behind that (``SessionLog.START``). Hyperparameters are written for its
-HParams page. Other folders, what the code itself wrote for TensorBoard, and traces of torch's
-profiler are linked as they are.
+A trial is a run, ``EXP/TRIAL``, with one event file. Exported, it holds the metrics that count.
+While trials run it is written on, their attempts one after the other: where one goes on from an
+earlier step than the one before it came to, TensorBoard is told to drop what it knows of the steps
+behind that (``SessionLog.START``). Hyperparameters are written for its HParams page. Other folders,
+what the code itself wrote for TensorBoard, and traces of torch's profiler are linked as they are.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-from tensorboard.summary.writer.record_writer import RecordWriter
-
 from hpcdet.errors import NotFound
+from hpcdet.interop import event_records as events
+from hpcdet.interop.formats import exported
+from hpcdet.interop.formats.exported import Exported, epoch, flat
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.journals import JournalPosition, read_on
 from hpcdet.read.experiment.lines import ATTEMPT, sound
@@ -33,10 +31,8 @@ from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Trial
 from hpcdet.store.fs import files, packed
-from hpcdet.store.fs.journal import Line
 
-_VERSION = "brain.Event:2"
-"""With it TensorBoard heeds ``SessionLog``."""
+_NAME = "events.out.tfevents.hpcdet"
 _OWN = "own"
 """The run of what a trial's code itself wrote."""
 _TRACE = re.compile(r"rank-(\d+)\.json\.gz")
@@ -89,7 +85,7 @@ class EventFiles:
         run = self.folder / self._name(experiment.root) / f"{trial.number}"
         if trial.root not in self._files:
             files.make_folder(run)
-            self._files[trial.root] = _TrialFile(run / "events.out.tfevents.hpcdet", trial)
+            self._files[trial.root] = _TrialFile(run / _NAME, trial)
         self._files[trial.root].update()
         own = trial.root / "tensorboard"
         if own.is_dir():
@@ -135,53 +131,61 @@ class _TrialFile:
             for line in sound(lines, ATTEMPT, attempt.journal):
                 self.attempt = attempt.number
                 if line["kind"] == "start":
-                    yield _event(
-                        line, session_log={"status": 1}, step=int(line.get("batches", 0)) + 1
-                    )
-                elif line["kind"] == "metrics" and (scalars := _scalars(line)):
-                    yield _event(line, summary={"value": scalars}, step=line["step"])
+                    begin = int(line.get("batches", 0)) + 1
+                    yield events.event(epoch(line["t"]), begin, events.session_start())
+                elif line["kind"] == "metrics":
+                    yield _summary(line["t"], line["step"], line["group"], line["metrics"])
 
     def _head(self) -> Iterator[bytes]:
         record = Trial.read(self.trial.record)
-        at = {"t": record.created_at if record and record.created_at else files.now()}
-        yield _event(at, file_version=_VERSION)
-        if record is not None:
-            time_s = datetime.fromisoformat(at["t"]).timestamp()
-            name = str(self.trial.number)
-            known = dict(_flat(record.params))
-            yield _event(at, summary=hparams_pb(known, trial_id=name, start_time_secs=time_s))
+        yield from _head(self.trial.number, record, files.now())
 
 
-def _event(line: Mapping[str, Any], **fields: Any) -> bytes:
-    """Return one event as a record of an event file, at the time of a line."""
-    time_s = datetime.fromisoformat(line["t"]).timestamp()
-    return _record(Event(wall_time=time_s, **fields).SerializeToString())
+def export(what: Exported, to: str) -> Path:
+    """Write a folder with an event file for each trial; returns its path.
+
+    Args:
+        to: the folder for ``tensorboard --logdir``; runs in it are ``ID/TRIAL``.
+    """
+    folder = Path(to) / what.id
+    for trial, points in what.each_trial():
+        file = folder / f"{trial.number}" / _NAME
+        files.replace(file, _pieces(trial.number, trial.record, what.created, points))
+    return folder
 
 
-def _record(data: bytes) -> bytes:
-    """Return bytes framed by TensorBoard's own writer."""
-    framed = io.BytesIO()
-    RecordWriter(framed).write(data)
-    return framed.getvalue()
+def _pieces(
+    number: int, record: Trial | None, created: str, points: Iterable[series.Row]
+) -> Iterator[bytes]:
+    yield from _head(number, record, created)
+    for row in points:
+        yield _summary(row["time"], row["step"], row["group"], {row["name"]: row["value"]})
 
 
-def _scalars(line: Line) -> list[dict[str, Any]]:
-    """Return the numbers of a line of metrics as values of a summary, ``GROUP/NAME``."""
-    found = []
-    for name, value in line["metrics"].items():
-        number = float("nan") if value == "NaN" else series.number(value)
+def _head(number: int, record: Trial | None, created: str) -> Iterator[bytes]:
+    """Yield the first events of a trial's file: the version, and the hyperparameters."""
+    time_s = epoch(record.created_at if record and record.created_at else created)
+    yield events.event(time_s, 0, events.file_version())
+    if record is not None:
+        params = {name: _plain(value) for name, value in flat(record.params)}
+        yield events.event(time_s, 0, events.summary([events.hparams(params, str(number), time_s)]))
+
+
+def _summary(time: str, step: int, group: str, metrics: Mapping[str, Any]) -> bytes:
+    """Return an event with metrics under ``GROUP/NAME``; what is no number is JSON, as text."""
+    values = []
+    for name, value in metrics.items():
+        number = exported.number(value)
+        tag = f"{group}/{name}"
         if number is not None:
-            found.append({"tag": f"{line['group']}/{name}", "simple_value": number})
-    return found
-
-
-def _flat(params: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield hyperparameters by dotted names; lists and the like as text."""
-    for name, value in params.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
+            values.append(events.scalar(tag, number))
         else:
-            yield above + name, value if isinstance(value, bool | int | float | str) else str(value)
+            values.append(events.text(tag, f"    {json.dumps(value)}"))  # indented: code
+    return events.event(epoch(time), step, events.summary(values))
+
+
+def _plain(value: Any) -> bool | int | float | str:
+    return value if isinstance(value, bool | int | float | str) else json.dumps(value)
 
 
 def _link_traces(run: Path, attempt: AttemptPaths) -> None:

@@ -114,6 +114,30 @@ def take_in(source: Path, folder: Path) -> Saved:
     return save(folder, shared, meta=meta)
 
 
+def take_in_folder(source: Path, folder: Path) -> Saved:
+    """Make a checkpoint of a folder of files, such as Determined's are.
+
+    It is one of the Core API's, whose ``restore_path`` gives the files back. Links and special
+    files are left out.
+
+    Args:
+        folder: the checkpoint to be made.
+
+    Raises:
+        CheckpointFailed: the checkpoint cannot be written.
+        OSError: a file cannot be read.
+    """
+    packed = {
+        str(path.relative_to(source)): np.memmap(path, np.uint8, mode="r").view(np.ndarray)
+        if path.stat().st_size
+        else b""
+        for path in sorted(source.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }
+    meta = {"kind": "kept", "kept": ["imported"], "source": source.name}
+    return save(folder, {"state": {"files": packed}}, meta=meta)
+
+
 def weights(shared: Any) -> dict[str, torch.Tensor]:
     """The weights in a shared state, by fully qualified name.
 

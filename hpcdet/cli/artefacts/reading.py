@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpcdet.cli.frame.progress import busy, working
+from hpcdet.errors import of_exit_code
 from hpcdet.read.exports import checkpoint_process
 from hpcdet.read.exports.checkpoint_process import Row
 from hpcdet.read.views.items import OPTIONAL
@@ -70,3 +71,27 @@ def one(what: str, *arguments: str | Path) -> Row:
     """
     with busy(what):
         return checkpoint_process.task(*arguments)
+
+
+def every(what: str, count: int, *arguments: str | Path) -> list[Row]:
+    """Run a task of the process that has ``count`` results, and return these.
+
+    Args:
+        what: description of the task, shown to the user while it runs.
+
+    Raises:
+        HpcdetError: as ``one``.
+    """
+    rows: list[Row] = []
+    with working(what) as at:
+
+        def heard(row: Row) -> None:
+            rows.append(row)
+            at(len(rows) / count)
+
+        said = checkpoint_process.run([str(each) for each in arguments], heard)
+    if rows and "failed" in rows[-1]:
+        raise of_exit_code(rows[-1]["exit"])(**rows[-1]["failed"])
+    if len(rows) < count:
+        raise checkpoint_process.failed(said)
+    return rows

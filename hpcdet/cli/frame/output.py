@@ -22,7 +22,7 @@ import click
 
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import UsageError
-from hpcdet.read.lookup.escapes import escaped
+from hpcdet.read.lookup.escapes import escaped, inert
 from hpcdet.read.views.items import encode, keys, text
 from hpcdet.store.fs import files
 from hpcdet.store.fs.json_record import number
@@ -221,9 +221,7 @@ def _cell(value: Any) -> Any:
     """Format a value for CSV; text that a spreadsheet would take for a formula is made inert."""
     if isinstance(value, dict | list):
         return _json(value)
-    if not isinstance(value, str):
-        return value
-    return ("'" if value[:1] in ("=", "+", "-", "@", "\t", "\r") else "") + escaped(value)
+    return inert(value) if isinstance(value, str) else value
 
 
 VIEWS: dict[str, tuple[type, ...]] = {}

@@ -17,7 +17,7 @@ from hpcdet.cli.inputs.load_request import SubmitRequest
 from hpcdet.cli.inputs.waiting import Waiting
 from hpcdet.control.fleet import capacity
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs.create import create, provenance
+from hpcdet.jobs.create import provenance
 from hpcdet.jobs.script import lanes, submission
 from hpcdet.jobs.script.render import render
 from hpcdet.read.views.items import text as shown
@@ -25,6 +25,7 @@ from hpcdet.schedulers.common.base import Submission, SubmissionRefused
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site_files import load_site
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.names import slug
 from hpcdet.store.folder.records import Intent
 
 
@@ -64,7 +65,7 @@ def script(wanted: SubmitRequest) -> str:
 
 def _first_submission(wanted: SubmitRequest, waiting: Waiting) -> tuple[ExperimentPaths, Intent]:
     searcher = wanted.resolved.searcher
-    name = f"{create.slug(wanted.resolved.name)}-0000"
+    name = f"{slug(wanted.resolved.name)}-0000"
     trials = max(1, min(searcher.max_trials, searcher.max_concurrent_trials or searcher.max_trials))
     workers = lanes.tasks(trials, wanted.resolved.lanes)
     most = wanted.site.limits.max_array

@@ -89,6 +89,16 @@ def can_run(gathered: gather.Gathered, wanted: Mapping[str, Any]) -> None:
     site_checks.preflight(changed, site, root, submits=False, required=required)
 
 
+def refuse_imported(gathered: gather.Gathered) -> None:
+    """Raise UsageError for an experiment that another platform has trained: it has no code here."""
+    if platform := gathered.imported.get("from"):
+        raise UsageError(
+            f"it was imported from {platform}, and nothing of it can be trained here",
+            where=gathered.id,
+            hint="submit its config and code anew: hpcdet import determined-config FILE",
+        )
+
+
 def can_sign(gathered: gather.Gathered) -> None:
     """Check that an experiment under a policy has the keys without which no node goes on.
 
@@ -124,7 +134,10 @@ def ask_each(
             if verb in _GO_ON:
                 named_policy.require(found.paths, resolved_config.load(found.paths.config))
             follows = commands.following(found.paths)
-            wish = look(found, gather.gather(found.paths))
+            gathered = gather.gather(found.paths)
+            if verb not in ("tag",):
+                refuse_imported(gathered)
+            wish = look(found, gathered)
             says = f": {wish.says}" if wish.says else ""
             if wish.done:
                 asked.setdefault(found.paths, []).append(found.trial)

@@ -12,7 +12,12 @@ from hpcdet.cli.frame.ids import id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.request import extending
-from hpcdet.cli.request.send_commands import can_run, can_sign, turn_until_somebody_works
+from hpcdet.cli.request.send_commands import (
+    can_run,
+    can_sign,
+    refuse_imported,
+    turn_until_somebody_works,
+)
 from hpcdet.config.load import changing
 from hpcdet.control.requests import ablate, fork
 from hpcdet.errors import UsageError
@@ -112,6 +117,7 @@ def fork_command(
     """
     source = find.experiment(id, settings().root)
     gathered = gather.gather(source)
+    refuse_imported(gathered)
     can_sign(gathered)
     if without_routing:
         if trials or more_trials or longer:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from hpcdet.errors import ConfigError
-from hpcdet.jobs.create.create import slug
 from hpcdet.jobs.script import lanes, succession
 from hpcdet.schedulers import opening
 from hpcdet.site import PartitionView, Site
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.names import slug
 from hpcdet.units import duration
 
 _AROUND_NAME = len("-7f3a") + len("-9999") + len("-sentinel")

@@ -27,7 +27,7 @@ from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import home, scratch, trust
 from hpcdet.store.folder.held_folder import hold
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.names import POLICY
+from hpcdet.store.folder.names import POLICY, slug
 from hpcdet.store.fs import files
 from hpcdet.store.trials import hard_links
 from hpcdet.store.trials.history import History
@@ -36,7 +36,6 @@ from hpcdet.store.trials.parents import Donation
 if TYPE_CHECKING:  # it brings numpy
     from hpcdet.policy.compiled import CompiledPolicy, PolicyText
 
-_NAME = 40
 _ELSEWHERE = "make room for it, or say by HPCDET_ROOT where experiments shall be"
 
 
@@ -61,12 +60,6 @@ class CheckedConfig(Protocol):
 
     def resolved(self) -> dict[str, Any]:
         """The whole config as plain data, every default filled in."""
-
-
-def slug(name: str) -> str:
-    """The part of an experiment's id that people read: lower case letters, digits, dashes."""
-    text = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_NAME].strip("-")
-    return text or "experiment"
 
 
 def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment

@@ -16,6 +16,7 @@ from hpcdet.read.experiment.journals import PASSING, AttemptJournal, Journals
 from hpcdet.read.experiment.lines import ATTEMPT, sound
 from hpcdet.store.config import resolved_config as config
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.names import IMPORTED
 from hpcdet.store.folder.records import (
     Closed,
     Command,
@@ -203,6 +204,11 @@ class Gathered:
     @cached_property
     def provenance(self) -> dict[str, Any]:
         return _mapping(files.read_json(self.paths.provenance))
+
+    @property
+    def imported(self) -> dict[str, Any]:
+        """Where it is from, if another platform has trained it; else empty."""
+        return _mapping(self.provenance.get(IMPORTED))
 
     @cached_property
     def closed(self) -> Closed | None:

@@ -18,3 +18,8 @@ def escaped(text: str) -> str:
     text.
     """
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def inert(text: str) -> str:
+    """Return text for a cell of CSV: escaped, and no formula for a spreadsheet."""
+    return ("'" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else "") + escaped(text)

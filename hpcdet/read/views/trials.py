@@ -101,7 +101,7 @@ class TrialStatusView:
     hyperparameters: dict[str, Any]
     """Its hyperparameters, nested as in the config."""
     seed: int | None
-    """Its seed."""
+    """Its seed; null if it is not known, of an imported experiment."""
     parent: str
     """The trial that it began from, as ``3@400 batches``; "" if it began from nothing."""
     origin: dict[str, Any]
@@ -286,7 +286,7 @@ def _trial(
         why=(control.why if control else "") or (end.error if end else ""),
         until=control.until if control else None,
         hyperparameters=record.params if record else {},
-        seed=record.seed if record else None,
+        seed=record.seed if record and record.seed >= 0 else None,
         parent=record.parent if record else "",
         origin=record.origin if record else {},
         last_checkpoint=_last_checkpoint(trial),

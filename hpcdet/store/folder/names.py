@@ -1,5 +1,9 @@
 """Names of files and folders by which an experiment is found and known."""
 
+from __future__ import annotations
+
+import re
+
 CONFIG = "experiment.yaml"
 """The resolved config; a folder that holds it is a whole experiment."""
 POLICY = "policy.yaml"
@@ -14,3 +18,13 @@ MODEL_PREFIX = "model:"
 """How the name of a registered model's version begins where a checkpoint may stand."""
 REGISTERED = "version.json"
 """In the folder of a registered model's version: its record. Nothing runs or changes there."""
+IMPORTED = "imported"
+"""The key of ``provenance.json`` that says where an experiment of another platform is from."""
+
+_LONGEST_SLUG = 40
+
+
+def slug(name: str) -> str:
+    """Return the part of an id that people read: lower case letters, digits, dashes."""
+    text = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_LONGEST_SLUG].strip("-")
+    return text or "experiment"

@@ -42,6 +42,7 @@ class Trial(JsonRecord):
     """``trial.json``: the definition of a trial.
 
     Attributes:
+        seed: -1 if it is not known, of an imported experiment.
         parent: what it begins from (``store.trials.parents``); "": from nothing.
         origin: of the checkpoint that it was given: ``checkpoint`` and ``root`` (its parent's),
             ``name`` (here), ``digest``, ``units``; empty without a parent, or if that had none.

@@ -1,0 +1,97 @@
+"""An experiment as exports write it: trials, their attempts, and the metrics that count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from itertools import islice
+from typing import Any, TypeVar
+
+from hpcdet.read.experiment import series
+from hpcdet.read.experiment.gather import Gathered, GatheredTrial
+from hpcdet.read.views import checkpoints, views
+from hpcdet.read.views.checkpoints import CheckpointView
+from hpcdet.read.views.trials import AttemptView, TrialStatusView
+from hpcdet.read.views.views import StatusView
+
+Each = TypeVar("Each")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An experiment on its way to another program.
+
+    Attributes:
+        at: called with the fraction of trials done.
+        warn: called with a sentence for people on what the other program cannot hold.
+    """
+
+    gathered: Gathered
+    at: Callable[[float], None] = field(default=lambda _: None)
+    warn: Callable[[str], None] = field(default=lambda _: None)
+
+    @property
+    def id(self) -> str:
+        return self.gathered.id
+
+    @cached_property
+    def status(self) -> StatusView:
+        return views.status(self.gathered)
+
+    @property
+    def created(self) -> str:
+        return self.status.created
+
+    @cached_property
+    def attempts(self) -> Sequence[AttemptView]:
+        return views.attempts(self.gathered)
+
+    @cached_property
+    def checkpoints(self) -> Sequence[CheckpointView]:
+        return checkpoints.checkpoints(self.gathered)
+
+    def row(self, trial: int) -> TrialStatusView:
+        """Return a trial as ``status`` shows it."""
+        return self._rows[trial]
+
+    @cached_property
+    def _rows(self) -> Mapping[int, TrialStatusView]:
+        return {row.trial: row for row in self.status.trials}
+
+    def each_trial(self) -> Iterator[tuple[GatheredTrial, Iterator[series.Row]]]:
+        """Yield each trial with its metrics as ``metrics`` prints them: no superseded ones.
+
+        One trial's are in memory at a time.
+        """
+        trials = self.gathered.trials
+        for done, trial in enumerate(trials):
+            self.at(done / len(trials))
+            yield trial, (row for row in series.of_trial(trial) if not row["superseded"])
+
+
+def number(value: Any) -> float | None:
+    """Return a metric's value as a number, NaN among them; None if it is structured."""
+    return float("nan") if value == "NaN" else series.number(value)
+
+
+def epoch(time: str) -> float:
+    """Return the seconds since 1970 of an ISO time."""
+    return datetime.fromisoformat(time).timestamp()
+
+
+def flat(params: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested hyperparameters by dotted names."""
+    for name, value in params.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{above}{name}.")
+        else:
+            yield above + name, value
+
+
+def batches(items: Iterable[Each], size: int) -> Iterator[list[Each]]:
+    """Yield the items in lists of ``size``, the last one shorter."""
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
