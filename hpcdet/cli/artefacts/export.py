@@ -38,7 +38,7 @@ class ExportedView:
 
 
 @click.command("export", short_help="Write experiments in the formats of other programs.")
-@ids_argument()
+@ids_argument(then=FORMATS)
 @click.argument("form", metavar="FORMAT", type=click.Choice(list(FORMATS)))
 @click.option(
     "--to",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -26,12 +26,23 @@ def id_argument() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return click.argument("id", metavar="ID", shell_complete=complete)
 
 
-def ids_argument(required: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the argument ``ID...``; ``-`` reads ids from standard input."""
+def ids_argument(
+    required: bool = True, then: Iterable[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the argument ``ID...``; ``-`` reads ids from standard input.
+
+    Args:
+        then: words of the argument after it, which completion offers as well.
+    """
+
+    def found(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+        words = [word for word in then if word.startswith(incomplete)]
+        return [*complete(ctx, parameter, incomplete), *words]
+
     metavar = "ID..." if required else "[ID]..."
     more: dict[str, Any] = {"nargs": -1, "required": required, "metavar": metavar}
     more["callback"] = _from_stdin
-    return click.argument("ids", shell_complete=complete, **more)
+    return click.argument("ids", shell_complete=found, **more)
 
 
 def _from_stdin(ctx: click.Context, _: click.Parameter, ids: Sequence[str]) -> Sequence[str]:

@@ -100,14 +100,18 @@ def check(id: str) -> None:
 def snapshot(id: str, file: Path) -> None:
     """Write the index, made anew, to FILE; the experiment itself is not touched.
 
+    Tables have keys to each other, and events can be searched. FILE.metadata.json beside it says
+    what they are to Datasette.
+
     \b
-    Example: hpcdet index snapshot digits-7f3a digits.sqlite
+    Examples: hpcdet index snapshot digits-7f3a digits.sqlite
+              datasette digits.sqlite --metadata digits.sqlite.metadata.json
     """
-    from hpcdet.read.index import database
+    from hpcdet.interop import datasette
 
     paths = find.experiment(id, settings().root)
     with busy(f"indexing {paths.id}"):
-        database.snapshot(paths, file)
+        datasette.snapshot(paths, file)
     click.echo(str(file))
 
 

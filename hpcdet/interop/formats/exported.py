@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
+from hpcdet.errors import UsageError
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 from hpcdet.read.views import checkpoints, views
@@ -79,6 +81,22 @@ def number(value: Any) -> float | None:
 def epoch(time: str) -> float:
     """Return the seconds since 1970 of an ISO time."""
     return datetime.fromisoformat(time).timestamp()
+
+
+def sqlite_file(to: str, name: str) -> Path:
+    """Return the absolute path of an SQLite store to be made or written on.
+
+    Args:
+        to: the file; or a folder, for a file ``name`` in it.
+
+    Raises:
+        UsageError: the folder is not there.
+    """
+    path = Path(to).absolute()
+    path = path / name if path.is_dir() else path
+    if not path.parent.is_dir():
+        raise UsageError("no such folder", where=str(path.parent), hint="make it, or name another")
+    return path
 
 
 def flat(params: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

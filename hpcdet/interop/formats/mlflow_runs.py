@@ -10,7 +10,6 @@ import os
 import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdet import __version__
@@ -80,10 +79,7 @@ def _place(to: str) -> tuple[str, str | None]:
     """Return the tracking address, and where artifacts go if that is for us to say."""
     if "://" in to:
         return to, None
-    path = Path(to).absolute()
-    path = path / "mlflow.db" if path.is_dir() else path
-    if not path.parent.is_dir():
-        raise UsageError("no such folder", where=str(path.parent))
+    path = exported.sqlite_file(to, "mlflow.db")
     return f"sqlite:///{path}", (path.parent / f"{path.stem}-artifacts").as_uri()
 
 

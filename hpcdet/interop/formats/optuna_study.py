@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcdet.errors import Unavailable, UsageError
@@ -49,7 +48,7 @@ def export(what: Exported, to: str) -> str:
     from sqlalchemy.exc import SQLAlchemyError
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    address = to if "://" in to else f"sqlite:///{Path(to).absolute()}"
+    address = to if "://" in to else f"sqlite:///{exported.sqlite_file(to, 'optuna.db')}"
     wanted = _Trials(what).all()
     try:
         storage = optuna.storages.get_storage(address)

@@ -29,7 +29,8 @@ def export(what: Exported, to: str) -> Path:
 
     Run ids are made of the trial's id, so that runs that are synchronized again are the same. A
     row of a run's history is a step, at the time of its last metric; structured metrics are JSON.
-    Nothing is sent anywhere.
+    The start of the run itself is the time of the export, which wandb does not let one say; the
+    trial's is in its config. Nothing is sent anywhere.
 
     Args:
         to: the folder in which to type ``wandb sync --sync-all``.
@@ -69,7 +70,6 @@ def _write(
         x_disable_machine_info=True,
         x_disable_meta=True,
         x_disable_stats=True,
-        x_start_time=epoch(row.start or what.created),
     )
     made = wandb.init(
         id=run,
@@ -85,6 +85,8 @@ def _write(
             "hpcdet": {
                 "id": f"{what.id}/{trial.number}",
                 "seed": row.seed,
+                "start": row.start,
+                "end": row.end,
                 "metric": what.status.metric,
                 "version": __version__,
             },
