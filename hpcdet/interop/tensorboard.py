@@ -21,7 +21,7 @@ from typing import Any
 from hpcdet.errors import NotFound
 from hpcdet.interop import event_records as events
 from hpcdet.interop.formats import exported
-from hpcdet.interop.formats.exported import Exported, epoch, flat
+from hpcdet.interop.formats.exported import ExperimentExport, epoch, flat
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.journals import JournalPosition, read_on
 from hpcdet.read.experiment.lines import ATTEMPT, sound
@@ -141,7 +141,7 @@ class _TrialFile:
         yield from _head(self.trial.number, record, files.now())
 
 
-def export(what: Exported, to: str) -> Path:
+def export(what: ExperimentExport, to: str) -> Path:
     """Write a folder with an event file for each trial; returns its path.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.interop.formats.exported import Exported
+from hpcdet.interop.formats.exported import ExperimentExport
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.views import views
@@ -48,9 +48,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Builder:
     return rich(tmp_path_factory.mktemp("root") / "digits-7f3a")
 
 
-def exported(paths: ExperimentPaths) -> Exported:
+def exported(paths: ExperimentPaths) -> ExperimentExport:
     """An experiment as it is now."""
-    return Exported(gather(paths))
+    return ExperimentExport(gather(paths))
 
 
 def plain(value: Any) -> float | str | None:

@@ -20,7 +20,7 @@ from tensorboard.util import tensor_util
 from hpcdet.errors import UsageError
 from hpcdet.interop import tensorboard
 from hpcdet.interop.formats import csv_files, json_lines, parquet, prometheus, ro_crate
-from hpcdet.interop.formats.exported import Exported, epoch
+from hpcdet.interop.formats.exported import ExperimentExport, epoch
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.views import views
 from tests.builders import Builder, sweep
@@ -260,5 +260,5 @@ def test_a_folder_that_is_no_crate_is_left_alone(built: Builder, tmp_path: Path)
 
 def test_progress_is_told(built: Builder, tmp_path: Path) -> None:
     heard: list[float] = []
-    csv_files.export(Exported(gather(built.paths), heard.append), str(tmp_path))
+    csv_files.export(ExperimentExport(gather(built.paths), heard.append), str(tmp_path))
     assert heard == [0.0, 0.25, 0.5, 0.75]

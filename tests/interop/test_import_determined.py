@@ -107,6 +107,7 @@ def test_imported_twice_it_is_there_once_and_later_files_complete_it(cli: Cli) -
     assert (again["id"], again["what"], again["trials"]) == (row["id"], "imported again", 4)
     [last] = cli("import", "determined", *FILES, "-o", "json").items
     assert last["what"] == "was there"
+    assert "3 trials" in cli("import", "determined", FILES[0], FILES[1], code=2).err
     assert [one.name for one in cli.root.iterdir()] == [row["id"]]
     assert views.metrics(paths, trial=1) == before and "kept" in views.status(paths).labels
 
@@ -135,7 +136,11 @@ def test_checkpoints_are_copied_verified_and_stay(cli: Cli, tmp_path: Path) -> N
     assert (row.trial, row.step, row.state, row.metric) == (1, 234, "complete", 0.2)
     [again] = cli("import", "determined", *FILES, "--checkpoints", storage, "-o", "json").items
     assert again["what"] == "was there"
-    cli("import", "determined", FILES[0], FILES[1], "-q")  # which is less, and replaces it
+    other = json.loads(FILES[0].read_text())
+    other[0]["experiment"]["notes"] = "changed"
+    (tmp_path / "12.json").write_text(json.dumps(other))
+    cli("import", "determined", tmp_path / "12.json", *FILES[1:])
+    assert gather(paths).imported["notes"] == "changed"
     assert [one.digest for one in views.checkpoints(paths)] == [row.digest]
 
     from hpcdet.checkpoint.read import load

@@ -37,7 +37,7 @@ class ExportedView:
     """What was written: a file, a folder, or the address of a store."""
 
 
-@click.command("export", short_help="Write experiments in the formats of other programs.")
+@click.command("export", short_help="Write experiments for other programs.")
 @ids_argument(then=FORMATS)
 @click.argument("form", metavar="FORMAT", type=click.Choice(list(FORMATS)))
 @click.option(
@@ -61,7 +61,7 @@ def export_command(out: Output, ids: Sequence[str], form: str, to: str) -> None:
               hpcdet export $(hpcdet ls -o id) prometheus --to hpcdet.prom
     """
     from hpcdet.interop.formats import export_formats
-    from hpcdet.interop.formats.exported import Exported
+    from hpcdet.interop.formats.exported import ExperimentExport
     from hpcdet.read.experiment.gather import gather
 
     chosen = {one.paths.id: one for one in references(ids)}
@@ -69,7 +69,7 @@ def export_command(out: Output, ids: Sequence[str], form: str, to: str) -> None:
         if one.trial:
             raise UsageError("only whole experiments are exported", where=str(one))
     out.expect()
-    whole: list[Exported] = []
+    whole: list[ExperimentExport] = []
     written: list[str] = []
     place = to if "://" in to else str(Path(to).expanduser())
     with working(f"writing {form}") as at:
@@ -79,7 +79,7 @@ def export_command(out: Output, ids: Sequence[str], form: str, to: str) -> None:
             def show(fraction: float, done: int = done, share: float = share) -> None:
                 at((done + fraction) * share)
 
-            whole.append(Exported(gather(one.paths), show, settings().warn))
+            whole.append(ExperimentExport(gather(one.paths), show, settings().warn))
             if not FORMATS[form].together:
                 written.append(export_formats.export(form, whole[-1:], place))
         if FORMATS[form].together:

@@ -55,7 +55,7 @@ class ImportedView:
     """Its folder."""
 
 
-@click.group("import", short_help="Take over experiments and configs of other platforms.")
+@click.group("import", short_help="Take over experiments of other platforms.")
 def import_command() -> None:
     """Experiments of other platforms as experiments that have ended, and their configs.
 
@@ -82,12 +82,12 @@ def determined(
     FILE has the output of `det experiment describe ID --json`, of `det trial describe TRIAL --json
     --metrics` for each trial, or of both in lists. Times and steps stay; the experiments have
     ended, and all reading verbs work on them. What was imported before is replaced if the files
-    say more, else left alone.
+    say something else, else left alone.
 
     \b
     Examples: det experiment describe 12 --json > 12.json
-              for t in 101 102; do det trial describe $t --json --metrics > 12-$t.json; done
-              hpcdet import determined 12.json 12-*.json --checkpoints /shared/checkpoints
+              det trial describe 101 --json --metrics > 12-101.json
+              hpcdet import determined 12.json 12-*.json --checkpoints /ckpts
     """
     from hpcdet.interop.imported import determined_json
     from hpcdet.interop.imported.ended_experiment import EndedExperiment

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcdet.interop.formats.exported import Exported, batches, flat
+from hpcdet.interop.formats.exported import ExperimentExport, batches, flat
 from hpcdet.interop.formats.exported_tables import TABLES, ExportedTable, Row, as_json
 from hpcdet.read.lookup.escapes import inert
 from hpcdet.store.fs import files, json_record
@@ -17,7 +17,7 @@ _ROWS = 1000
 _PARAMS = "hyperparameters"
 
 
-def export(what: Exported, to: str) -> Path:
+def export(what: ExperimentExport, to: str) -> Path:
     """Write ``TO/ID/TABLE.csv`` for each table; returns the folder.
 
     Hyperparameters have a column each. Text that a spreadsheet would take for a formula begins
@@ -29,7 +29,7 @@ def export(what: Exported, to: str) -> Path:
     return folder
 
 
-def _pieces(table: ExportedTable, what: Exported) -> Iterator[bytes]:
+def _pieces(table: ExportedTable, what: ExperimentExport) -> Iterator[bytes]:
     rows = table.rows(what)
     columns = {name: kind for name, kind in table.columns.items() if name != _PARAMS}
     params: list[str] = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hpcdet.errors import ConfigError
 
 if TYPE_CHECKING:  # the table is read by ``--help``
-    from hpcdet.interop.formats.exported import Exported
+    from hpcdet.interop.formats.exported import ExperimentExport
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ FORMATS = {
 }
 
 
-def export(name: str, whole: Sequence[Exported], to: str) -> str:
+def export(name: str, whole: Sequence[ExperimentExport], to: str) -> str:
     """Write experiments in a format; returns what was written, as people name it.
 
     Raises:

@@ -22,7 +22,7 @@ Each = TypeVar("Each")
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExperimentExport:
     """An experiment on its way to another program.
 
     Attributes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdet.interop.formats import exported
-from hpcdet.interop.formats.exported import Exported
+from hpcdet.interop.formats.exported import ExperimentExport
 from hpcdet.read.experiment import series
 
 Row = dict[str, Any]
@@ -24,10 +24,10 @@ class ExportedTable:
     """
 
     columns: Mapping[str, type]
-    rows: Callable[[Exported], Iterator[Row]]
+    rows: Callable[[ExperimentExport], Iterator[Row]]
 
 
-def _trials(what: Exported) -> Iterator[Row]:
+def _trials(what: ExperimentExport) -> Iterator[Row]:
     for row in what.status.trials:
         yield {
             "experiment": what.id,
@@ -48,7 +48,7 @@ def _trials(what: Exported) -> Iterator[Row]:
         }
 
 
-def _attempts(what: Exported) -> Iterator[Row]:
+def _attempts(what: ExperimentExport) -> Iterator[Row]:
     for row in what.attempts:
         yield {
             "experiment": what.id,
@@ -68,7 +68,7 @@ def _attempts(what: Exported) -> Iterator[Row]:
         }
 
 
-def _checkpoints(what: Exported) -> Iterator[Row]:
+def _checkpoints(what: ExperimentExport) -> Iterator[Row]:
     for row in what.checkpoints:
         yield {
             "experiment": what.id,
@@ -84,7 +84,7 @@ def _checkpoints(what: Exported) -> Iterator[Row]:
         }
 
 
-def _metrics(what: Exported) -> Iterator[Row]:
+def _metrics(what: ExperimentExport) -> Iterator[Row]:
     for _, points in what.each_trial():
         for row in points:
             value = row["value"]

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcdet.interop.formats.exported import Exported
+from hpcdet.interop.formats.exported import ExperimentExport
 from hpcdet.interop.formats.exported_tables import TABLES, ExportedTable
 from hpcdet.store.fs import files, json_record
 
 
-def export(what: Exported, to: str) -> Path:
+def export(what: ExperimentExport, to: str) -> Path:
     """Write ``TO/ID/TABLE.jsonl`` for each table; returns the folder.
 
     Numbers that are not finite are the texts ``NaN``, ``Infinity`` and ``-Infinity``.
@@ -23,7 +23,7 @@ def export(what: Exported, to: str) -> Path:
     return folder
 
 
-def _pieces(table: ExportedTable, what: Exported) -> Iterator[bytes]:
+def _pieces(table: ExportedTable, what: ExperimentExport) -> Iterator[bytes]:
     for row in table.rows(what):
         finite = {name: _finite(value) for name, value in row.items()}
         text = json.dumps(finite, ensure_ascii=False, allow_nan=False)

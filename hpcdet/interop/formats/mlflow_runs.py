@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hpcdet import __version__
 from hpcdet.errors import Unavailable, UsageError
 from hpcdet.interop.formats import exported
-from hpcdet.interop.formats.exported import Exported, batches, epoch, flat
+from hpcdet.interop.formats.exported import ExperimentExport, batches, epoch, flat
 from hpcdet.interop.formats.exported_tables import as_json
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import GatheredTrial
@@ -42,7 +42,7 @@ Point = tuple[int, int, str]
 """Milliseconds, step and ``repr`` of a value: what makes a metric's point in MLflow."""
 
 
-def export(what: Exported, to: str) -> str:
+def export(what: ExperimentExport, to: str) -> str:
     """Write an MLflow experiment named ID; returns the tracking address.
 
     A run has the trial's hyperparameters, its metrics as ``GROUP/NAME`` with their times and steps,
@@ -83,7 +83,7 @@ def _place(to: str) -> tuple[str, str | None]:
     return f"sqlite:///{path}", (path.parent / f"{path.stem}-artifacts").as_uri()
 
 
-def _experiment(client: MlflowClient, what: Exported, artifacts: str | None) -> str:
+def _experiment(client: MlflowClient, what: ExperimentExport, artifacts: str | None) -> str:
     """Return MLflow's id of the experiment, which is made if it is not there."""
     tags = {
         ID: what.id,
@@ -122,7 +122,7 @@ class _Trial:
     """A trial on its way into a run."""
 
     def __init__(
-        self, client: MlflowClient, experiment: str, what: Exported, trial: GatheredTrial
+        self, client: MlflowClient, experiment: str, what: ExperimentExport, trial: GatheredTrial
     ) -> None:
         self._client = client
         self._experiment = experiment

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpcdet.errors import Unavailable, UsageError
 from hpcdet.interop.formats import exported
-from hpcdet.interop.formats.exported import Exported, epoch
+from hpcdet.interop.formats.exported import ExperimentExport, epoch
 from hpcdet.interop.formats.exported_tables import as_json
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import GatheredTrial
@@ -28,7 +28,7 @@ ID = "hpcdet.id"
 """The attribute that makes exports idempotent: of a study its id, of a trial ``ID/TRIAL``."""
 
 
-def export(what: Exported, to: str) -> str:
+def export(what: ExperimentExport, to: str) -> str:
     """Write an Optuna study named ID; returns the address of the storage.
 
     Values are the best of each trial, as ``hpcdet best`` compares them, of all objectives;
@@ -82,7 +82,7 @@ def export(what: Exported, to: str) -> str:
     return address
 
 
-def _directions(what: Exported) -> list[Literal["minimize", "maximize"]]:
+def _directions(what: ExperimentExport) -> list[Literal["minimize", "maximize"]]:
     goals = what.gathered.config.searcher.goals
     return ["minimize" if one.smaller_is_better else "maximize" for one in goals.objectives]
 
@@ -99,7 +99,7 @@ def _signature(trial: FrozenTrial) -> tuple[Any, ...]:
 class _Trials:
     """The trials of an experiment on their way into a study."""
 
-    what: Exported
+    what: ExperimentExport
 
     def all(self) -> list[FrozenTrial]:
         return [self._trial(trial) for trial in self.what.gathered.trials]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from hpcdet.interop.formats.exported import Exported, batches
+from hpcdet.interop.formats.exported import ExperimentExport, batches
 from hpcdet.interop.formats.exported_tables import TABLES, ExportedTable, Row, as_json, sound
 from hpcdet.store.fs import files
 
@@ -22,7 +22,7 @@ _KEY = "experiment"
 _UTC = "_utc"
 
 
-def export(what: Exported, to: str) -> Path:
+def export(what: ExperimentExport, to: str) -> Path:
     """Write ``TO/TABLE/experiment=ID/data.parquet`` for each table; returns TO.
 
     ``pyarrow.dataset.dataset(TO/TABLE, partitioning="hive")`` reads those of all experiments.
@@ -45,7 +45,7 @@ def export(what: Exported, to: str) -> Path:
     return Path(to)
 
 
-def _write(path: Path, table: ExportedTable, what: Exported) -> None:
+def _write(path: Path, table: ExportedTable, what: ExperimentExport) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpcdet.interop.formats.exported import Exported, epoch
+from hpcdet.interop.formats.exported import ExperimentExport, epoch
 from hpcdet.read.views import efficiency
 from hpcdet.read.views.costs import SpentView
 from hpcdet.store.fs import files
@@ -34,7 +34,7 @@ _HELP = {
 }
 
 
-def export(whole: Sequence[Exported], to: str) -> Path:
+def export(whole: Sequence[ExperimentExport], to: str) -> Path:
     """Write the sums over experiments into a file, replaced at once; returns it.
 
     Args:
@@ -53,7 +53,7 @@ def export(whole: Sequence[Exported], to: str) -> Path:
     return path
 
 
-def _samples(what: Exported) -> Iterator[tuple[str, Mapping[str, str], float]]:
+def _samples(what: ExperimentExport) -> Iterator[tuple[str, Mapping[str, str], float]]:
     status, spent = what.status, what.status.spent
     yield "hpcdet_experiments", {"state": status.state}, 1
     for trial in status.trials:

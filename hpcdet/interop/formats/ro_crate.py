@@ -18,7 +18,7 @@ from urllib.parse import quote
 from hpcdet import __version__
 from hpcdet.errors import UsageError
 from hpcdet.interop.formats import csv_files
-from hpcdet.interop.formats.exported import Exported, flat
+from hpcdet.interop.formats.exported import ExperimentExport, flat
 from hpcdet.interop.formats.exported_tables import TABLES
 from hpcdet.read.views.checkpoints import CheckpointView
 from hpcdet.read.views.trials import AttemptView
@@ -33,7 +33,7 @@ _WELL = ("completed", "stopped", "paused")
 Entity = dict[str, Any]
 
 
-def export(what: Exported, to: str) -> Path:
+def export(what: ExperimentExport, to: str) -> Path:
     """Write the crate ``TO/ID``; returns its folder.
 
     Raises:
@@ -71,7 +71,7 @@ def _copy_code(source: Path, target: Path) -> None:
         target.mkdir()
 
 
-def _entities(what: Exported, folder: Path) -> Iterator[Entity]:
+def _entities(what: ExperimentExport, folder: Path) -> Iterator[Entity]:
     config, closed = what.gathered.config, what.gathered.closed
     actions = [*_actions(what)]
     checkpoints = [_checkpoint(what, one) for one in what.checkpoints]
@@ -116,7 +116,7 @@ def _references(entities: Iterable[Entity]) -> list[Entity]:
     return [{"@id": one["@id"]} for one in entities]
 
 
-def _person(what: Exported) -> str:
+def _person(what: ExperimentExport) -> str:
     return f"#user-{quote(str(what.gathered.provenance.get('user', '')), safe='')}"
 
 
@@ -136,7 +136,7 @@ def _files(folder: Path) -> Iterator[Entity]:
         }
 
 
-def _code(what: Exported) -> Entity:
+def _code(what: ExperimentExport) -> Entity:
     git = what.gathered.provenance.get("git")
     commit = git.get("commit") if isinstance(git, Mapping) else None
     return {
@@ -148,7 +148,7 @@ def _code(what: Exported) -> Entity:
     }
 
 
-def _actions(what: Exported) -> Iterator[Entity]:
+def _actions(what: ExperimentExport) -> Iterator[Entity]:
     """Yield an action for each attempt, and the hyperparameters and results that they name."""
     rows = {row.trial: row for row in what.status.trials}
     saved: dict[tuple[int, int | None], list[CheckpointView]] = {}
@@ -176,7 +176,10 @@ def _actions(what: Exported) -> Iterator[Entity]:
 
 
 def _action(
-    what: Exported, attempt: AttemptView, params: Iterable[Entity], results: Iterable[Entity]
+    what: ExperimentExport,
+    attempt: AttemptView,
+    params: Iterable[Entity],
+    results: Iterable[Entity],
 ) -> Entity:
     begun = [f"{attempt.trial}:{attempt.checkpoint}"] if attempt.checkpoint else []
     known = {f"{one.trial}:{one.name}": one for one in what.checkpoints}
@@ -209,7 +212,7 @@ def _params(trial: int, params: Mapping[str, Any]) -> Iterator[Entity]:
         }
 
 
-def _checkpoint(what: Exported, one: CheckpointView) -> Entity:
+def _checkpoint(what: ExperimentExport, one: CheckpointView) -> Entity:
     return {
         "@id": f"urn:hpcdet:{quote(what.id, safe='')}:{one.trial}:{one.name}",
         "@type": "File",

@@ -14,7 +14,7 @@ from typing import Any
 from hpcdet import __version__
 from hpcdet.errors import Unavailable
 from hpcdet.interop.formats import exported
-from hpcdet.interop.formats.exported import Exported, epoch
+from hpcdet.interop.formats.exported import ExperimentExport, epoch
 from hpcdet.interop.formats.exported_tables import as_json
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import GatheredTrial
@@ -24,7 +24,7 @@ _RUNS = "wandb"
 """The folder that ``wandb sync --sync-all`` looks into."""
 
 
-def export(what: Exported, to: str) -> Path:
+def export(what: ExperimentExport, to: str) -> Path:
     """Write ``TO/wandb/offline-run-TIME-ID``, one for each trial; returns the folder of all.
 
     Run ids are made of the trial's id, so that runs that are synchronized again are the same. A
@@ -55,7 +55,11 @@ def export(what: Exported, to: str) -> Path:
 
 
 def _write(
-    what: Exported, trial: GatheredTrial, points: Iterable[series.Row], run: str, folder: Path
+    what: ExperimentExport,
+    trial: GatheredTrial,
+    points: Iterable[series.Row],
+    run: str,
+    folder: Path,
 ) -> None:
     import wandb
 

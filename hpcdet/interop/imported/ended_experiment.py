@@ -70,7 +70,7 @@ class EndedExperiment:
             wanted: places of checkpoints in the draft that have to be there, too.
 
         Raises:
-            UsageError: the folder has another experiment.
+            UsageError: the folder has another experiment, or trials that the files lack.
         """
         if not self.target.root.exists():
             return False
@@ -79,6 +79,10 @@ class EndedExperiment:
         if not isinstance(mark, dict) or mark.get("key") != self.foreign.key:
             what = "the folder holds another experiment"
             raise UsageError(what, where=str(self.target.root), hint="move it away")
+        known = {trial.number for trial in self.foreign.trials}
+        if lost := [paths for paths in self.target.trials() if paths.number not in known]:
+            what = f"{len(lost)} trials that were imported before are not in the files"
+            raise UsageError(what, where=self.target.id, hint="give all files at once")
         whole = (self._now(place) / standing.MANIFEST for place in wanted)
         return bool(mark.get("digest") == self._digest()) and all(map(Path.is_file, whole))
 
