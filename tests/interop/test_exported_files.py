@@ -22,6 +22,7 @@ from hpcdet.interop import tensorboard
 from hpcdet.interop.formats import csv_files, json_lines, parquet, prometheus, ro_crate
 from hpcdet.interop.formats.exported import ExperimentExport, epoch
 from hpcdet.read.experiment.gather import gather
+from hpcdet.read.usage import usage_table
 from hpcdet.read.views import views
 from tests.builders import Builder, sweep
 from tests.interop.conftest import HOSTILE, exported, numbers, plain, structured
@@ -193,8 +194,17 @@ def test_prometheus_adds_experiments_up_and_promtool_accepts_it(
     assert found['hpcdet_trials{state="ERROR",user="ada"}'] == 1
     assert found['hpcdet_attempts_total{reason="preempted",user="ada"}'] == 2
     assert found[r'hpcdet_experiments{state="COMPLETED",user="a\"\\\nb"}'] == 1
-    spent = whole[0].status.spent.training_slot_hours * 3600
-    assert found['hpcdet_slot_seconds_total{kind="training",user="ada"}'] == spent
+    [use] = usage_table.of_experiment(built.paths, ("user", "account", "partition"))
+    for kind, hours in vars(use.slot_hours).items():
+        name = (
+            "hpcdet_slot_seconds_total"
+            if kind != "allocated"
+            else "hpcdet_allocated_slot_seconds_total"
+        )
+        label = f'kind="{kind}",' if kind != "allocated" else ""
+        key = f'{name}{{account="",{label}partition="",user="ada"}}'
+        assert found[key] == pytest.approx(hours * 3600), kind
+    assert use.slot_hours.allocated > 0
     newest = max(epoch(one.last_heard) for one in whole[0].attempts)
     assert found['hpcdet_newest_timestamp_seconds{user="ada"}'] == newest
     assert not [name for name in found if "digits" in name or "hidden" in name]

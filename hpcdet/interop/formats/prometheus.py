@@ -1,7 +1,7 @@
 """Prometheus' text format, for the textfile collector of its node exporter.
 
-The labels have few values: users, states, reasons. Experiments, trials and hyperparameters are
-none, since each would be a new time series in the site's database.
+The labels have few values: users, accounts, partitions, states, reasons. Experiments, trials and
+hyperparameters are none, since each would be a new time series in the site's database.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcdet.interop.formats.exported import ExperimentExport, epoch
-from hpcdet.read.views import efficiency
-from hpcdet.read.views.costs import SpentView
+from hpcdet.read.usage import usage_table
 from hpcdet.store.fs import files
 
 HOUR_S = 3600.0
+_BY = ("user", "account", "partition")
 READABLE = 0o644
 """The collector is another user."""
 
@@ -26,9 +26,8 @@ _HELP = {
     "hpcdet_experiments": ("gauge", "Experiments by state."),
     "hpcdet_trials": ("gauge", "Trials by state."),
     "hpcdet_attempts_total": ("counter", "Ended attempts of trials by reason."),
-    "hpcdet_slot_seconds_total": ("counter", "Slot seconds held, in attempts and without a trial."),
-    "hpcdet_wasted_slot_seconds_total": ("counter", "Slot seconds that trained nothing, by cause."),
-    "hpcdet_waited_slot_seconds_total": ("counter", "Slots times seconds of waiting for them."),
+    "hpcdet_slot_seconds_total": ("counter", "Slot seconds by kind, as of hpcdet usage."),
+    "hpcdet_allocated_slot_seconds_total": ("counter", "Slot seconds of all kinds but queued."),
     "hpcdet_checkpoint_bytes": ("gauge", "Size of the checkpoints that are there."),
     "hpcdet_newest_timestamp_seconds": ("gauge", "Time at which an attempt was last heard of."),
 }
@@ -54,7 +53,7 @@ def export(whole: Sequence[ExperimentExport], to: str) -> Path:
 
 
 def _samples(what: ExperimentExport) -> Iterator[tuple[str, Mapping[str, str], float]]:
-    status, spent = what.status, what.status.spent
+    status = what.status
     yield "hpcdet_experiments", {"state": status.state}, 1
     for trial in status.trials:
         yield "hpcdet_trials", {"state": trial.state}, 1
@@ -63,20 +62,14 @@ def _samples(what: ExperimentExport) -> Iterator[tuple[str, Mapping[str, str], f
             yield "hpcdet_attempts_total", {"reason": attempt.reason}, 1
         if attempt.last_heard:
             yield "hpcdet_newest_timestamp_seconds", {}, epoch(attempt.last_heard)
-    yield from _held(spent)
-    for row in efficiency.efficiency(what.gathered):
-        for cause in ("starting", "lost"):
-            hours = getattr(row.waste, cause)
-            yield "hpcdet_wasted_slot_seconds_total", {"cause": cause}, hours * HOUR_S
-        yield "hpcdet_waited_slot_seconds_total", {}, row.waste.waiting * HOUR_S
+    for use in usage_table.of_experiment(what.gathered, _BY):
+        labels = dict(zip(_BY, use.by, strict=True))
+        hours = vars(use.slot_hours)
+        yield "hpcdet_allocated_slot_seconds_total", labels, hours["allocated"] * HOUR_S
+        for kind in hours.keys() - {"allocated"}:
+            yield "hpcdet_slot_seconds_total", {**labels, "kind": kind}, hours[kind] * HOUR_S
     there = sum(one.bytes for one in what.checkpoints if one.state in ("complete", "superseded"))
     yield "hpcdet_checkpoint_bytes", {}, there
-
-
-def _held(spent: SpentView) -> Iterator[tuple[str, Mapping[str, str], float]]:
-    parts = {"training": spent.training_slot_hours, "overhead": spent.overhead_slot_hours}
-    for kind, hours in parts.items():
-        yield "hpcdet_slot_seconds_total", {"kind": kind}, hours * HOUR_S
 
 
 def _lines(sums: Mapping[str, Mapping[Labels, float]]) -> Iterator[str]:
