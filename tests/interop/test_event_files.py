@@ -136,8 +136,8 @@ def test_a_damaged_trial_is_said_and_the_others_are_written(tmp_path: Path) -> N
     assert scalars(log, "digits-7f3a/2", "training/loss") == [(10, 1.0)]
 
 
-def test_neither_torch_nor_tensorflow_is_imported(tmp_path: Path) -> None:
+def test_nothing_of_torch_or_tensorboard_is_imported(tmp_path: Path) -> None:
     program = "import sys, hpcdet.interop.tensorboard, hpcdet.tasks.servers.tensorboard_server;"
-    look = "print([m for m in ('torch', 'tensorflow', 'h5py') if m in sys.modules])"
+    look = "print([m for m in ('torch', 'tensorflow', 'tensorboard', 'h5py') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program + look], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr

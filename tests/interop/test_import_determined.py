@@ -14,6 +14,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.interop.imported import determined_json
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.lookup import find
+from hpcdet.read.usage import usage_table
 from hpcdet.read.views import views
 from hpcdet.store.folder.layout import ExperimentPaths
 from tests import TOP
@@ -75,6 +76,9 @@ def test_it_has_ended_and_says_where_it_is_from(cli: Cli) -> None:
     )
     assert all(one.seed is None for one in status.trials)  # Determined does not tell it
     assert str(status.max_length) == "937 batches" and status.searcher == "adaptive_asha"
+    [use] = usage_table.of_experiment(paths, ())
+    hours = use.slot_hours  # two slots; of the one that was canceled before its first step
+    assert hours.training > 0 and hours.starting == pytest.approx(2 * 60 / 3600, abs=1e-6)
     mark = gather(paths).imported
     assert (mark["from"], mark["id"], mark["trials"]["1"]["id"]) == ("Determined", 12, 101)
     assert mark["trials"]["3"]["restarts"] == 5 and mark["notes"] == "looks good"

@@ -223,7 +223,7 @@ class EndedExperiment:
             Verdict("done", "completed", trial.batches, at=end).write_once(attempt.verdict)
         elif trial.state == "ERROR":
             Verdict("fail", "error", trial.batches, error=error, at=end).write_once(attempt.verdict)
-        End(reason, None, True, error, at=end, first_step=True).write_once(attempt.end)
+        End(reason, None, True, error, at=end, first_step=trial.batches > 0).write_once(attempt.end)
 
     def _lines(
         self, trial: ForeignTrial, paths: TrialPaths, saved: Saved
@@ -232,6 +232,8 @@ class EndedExperiment:
         need = self.foreign.config.get("resources") or {}
         place = {"checkpoint": "", "batches": 0, "host": "", "pid": 0, "fingerprint": ""}
         yield trial.start, "start", {"world": int(need.get("slots_per_trial", 1)), **place}
+        if trial.batches:  # how long it took until then is not told, and counts as training
+            yield trial.start, "first_step", {}
         told: list[tuple[str, int, str, dict[str, Any]]] = [
             (
                 one.time,
