@@ -132,12 +132,10 @@ def ask_each(
         number = 0
         while not number:
             if verb in _GO_ON:
+                refuse_imported(gather.gather(found.paths))
                 named_policy.require(found.paths, resolved_config.load(found.paths.config))
             follows = commands.following(found.paths)
-            gathered = gather.gather(found.paths)
-            if verb not in ("tag",):
-                refuse_imported(gathered)
-            wish = look(found, gathered)
+            wish = look(found, gather.gather(found.paths))
             says = f": {wish.says}" if wish.says else ""
             if wish.done:
                 asked.setdefault(found.paths, []).append(found.trial)
