@@ -26,7 +26,7 @@ from hpcdet.process.console import say  # noqa: E402
 from hpcdet.process.entrypoint import parse  # noqa: E402
 from hpcdet.process.location import AttemptLocation  # noqa: E402
 from hpcdet.process.ranks import PEER_LOST, Ranks  # noqa: E402
-from hpcdet.store.config import resolved_config  # noqa: E402
+from hpcdet.store.config import numerics, resolved_config  # noqa: E402
 from hpcdet.store.folder import held_folder, scratch  # noqa: E402
 from hpcdet.store.fs import files  # noqa: E402
 from hpcdet.store.trials import staged_data  # noqa: E402
@@ -96,6 +96,8 @@ def run(place: AttemptLocation, *, hurried: bool = False) -> int:
         asked = resolved_config.load(place.experiment.config)
         node_proof.require(place.experiment, asked)  # before anything of the user's is imported
         _provide_data(place, asked.staged)
+        wanted = asked.reproducibility  # libraries read these when they are loaded
+        os.environ.update(numerics.imposed(wanted.threads, wanted.device))
         determined_imports.offer(asked.compat.determined)
         entrypoint = parse(asked.entrypoint)
         if hurried and entrypoint.kind != "class":

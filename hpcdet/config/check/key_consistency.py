@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hpcdet.config.check import search_goals, search_methods, search_space, staged_paths
+from hpcdet.config.check import (
+    reproducible_keys,
+    search_goals,
+    search_methods,
+    search_space,
+    staged_paths,
+)
 from hpcdet.config.check.problems import Problem
 from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import Space
@@ -28,7 +34,7 @@ def errors(config: Resolved) -> Iterator[Problem]:
     yield from _lanes(config)
     yield from _strategy(config)
     yield from _trace(config)
-    yield from _elastic(config)
+    yield from reproducible_keys.errors(config)
     yield from _searcher(config)
     yield from _log_policies(config)
     yield from search_space.problems(config)
@@ -102,7 +108,7 @@ def _resources(config: Resolved) -> Iterator[Problem]:
     if need.max_slots is not None and need.max_slots < slots:
         what = f"{need.max_slots} slots are not enough for one trial of {slots}"
         yield Problem("resources.max_slots", what)
-    size = _least(config.hyperparameters.get("global_batch_size"))
+    size = search_space.least(config.hyperparameters.get("global_batch_size"))
     if size is not None and size < slots:
         what = f"a batch of {size:g} cannot be shared by {slots} ranks"
         yield Problem("hyperparameters.global_batch_size", what, f"at least {slots}")
@@ -123,37 +129,6 @@ def _range(config: Resolved) -> Iterator[Problem]:
     if least < most and config.reproducibility.elastic is None:
         what = "the result would depend on which slots are free"
         yield Problem(key, what, "add reproducibility: {elastic: exact}")
-
-
-def _elastic(config: Resolved) -> Iterator[Problem]:
-    wanted, slots = config.reproducibility, config.resources.slots_per_trial
-    count, key = wanted.virtual_ranks, "reproducibility.virtual_ranks"
-    if wanted.elastic is not None:
-        yield from _inexact(config)
-    if count is None:
-        return
-    if wanted.elastic is None:
-        yield Problem(
-            key, "the key has no effect without elastic", "add elastic: exact, or leave it out"
-        )
-    if slots > count:
-        what = f"{slots} slots cannot share {count} virtual ranks"
-        yield Problem(key, what, f"at least {slots}: the most slots that a trial will ever have")
-    size = _least(config.hyperparameters.get("global_batch_size"))
-    if size is not None and slots <= size < count:
-        what = f"a batch of {size:g} cannot be cut into {count} virtual ranks"
-        yield Problem("hyperparameters.global_batch_size", what, f"at least {count}")
-
-
-def _inexact(config: Resolved) -> Iterator[Problem]:
-    """Options whose order of sums or kernels depends on the number of ranks."""
-    asked, why = config.optimizations, "reproducibility.elastic: exact cannot vouch for its bits"
-    hint = "leave one of them out"
-    if config.distributed.strategy != "ddp":
-        yield Problem("distributed.strategy", why, hint)
-    for name in ("gradient_compression", "compile"):
-        if getattr(asked, name):
-            yield Problem(f"optimizations.{name}", why, hint)
 
 
 def _lanes(config: Resolved) -> Iterator[Problem]:
@@ -204,20 +179,6 @@ def _trace(config: Resolved) -> Iterator[Problem]:
         what = f"the last batch to record, {last}, comes before the first, {first}"
         hint = "batches are counted over the whole trial, from 0; null records 20 of them"
         yield Problem("profiling.end_after_batch", what, hint)
-
-
-def _least(spec: Any) -> float | None:
-    """Return the smallest value of a numeric hyperparameter, if it is evident."""
-    if isinstance(spec, dict):
-        vals = spec.get("vals")
-        listed = vals if isinstance(vals, list) else []  # if it is not, others say so
-        candidates = [spec.get("val"), spec.get("minval"), *listed]
-        if spec.get("type") == "log":
-            return None
-    else:
-        candidates = [spec]
-    numbers = [n for n in candidates if isinstance(n, int | float) and not isinstance(n, bool)]
-    return min(numbers, default=None)
 
 
 def _data(value: Any, key: str) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from hpcdet.config.check import search_methods
 from hpcdet.config.check.problems import Problem
@@ -66,3 +67,17 @@ def _of_point(where: str, error: SpaceError, hint: str) -> Problem:
     if error.path[:1] == ("forbid",):
         return Problem(where, error.what, hint, by=key(error.path))
     return Problem(f"{where}.{dotted(error.path)}".rstrip("."), error.what, hint)
+
+
+def least(spec: Any) -> float | None:
+    """Return the smallest value of a numeric hyperparameter, if it is evident."""
+    if isinstance(spec, dict):
+        vals = spec.get("vals")
+        listed = vals if isinstance(vals, list) else []  # if it is not, others say so
+        candidates = [spec.get("val"), spec.get("minval"), *listed]
+        if spec.get("type") == "log":
+            return None
+    else:
+        candidates = [spec]
+    numbers = [n for n in candidates if isinstance(n, int | float) and not isinstance(n, bool)]
+    return min(numbers, default=None)

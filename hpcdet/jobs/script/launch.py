@@ -13,6 +13,7 @@ from hpcdet.launchers.common import Launch, StepRequest
 from hpcdet.schedulers import opening as schedulers
 from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.site.models import Site
+from hpcdet.store.config import numerics
 from hpcdet.store.config.resolved_config import Environment, Resolved
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -41,7 +42,9 @@ def launch(
     python = interpreters.of_jobs(experiment, site)
     place = (str(paths.root), str(attempt.trial), str(attempt.number))
     same = ("--identity", identity) if identity else ()
-    given = with_variables(environment.for_step(os.environ, site), experiment.environment)
+    hidden = numerics.imposed(None, experiment.reproducibility.device)
+    seen = {**environment.for_step(os.environ, site), **hidden}
+    given = with_variables(seen, experiment.environment)
     given["HPCDET_BACKEND"] = experiment.distributed.backend
     if allocation.end_at is not None:
         given["HPCDET_DEADLINE"] = f"{allocation.end_at:.3f}"

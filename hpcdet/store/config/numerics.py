@@ -18,6 +18,11 @@ _PLACES = ("AFFINITY", "PLACES")
 """In the names of variables that say on which cores threads run: no bit depends on it."""
 _CPU = ("model name", "CPU implementer", "CPU part", "cpu")
 """Keys of /proc/cpuinfo that name the processor: of x86, of ARM (both), of POWER."""
+_THREADS = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)  # fmt: skip
+_ACCELERATORS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _BLAS = re.compile(r"(openblas|mkl_rt|blis)[^/]*\.so")
 _OPENBLAS = (("", ""), ("", "64_"), ("scipy_", ""), ("scipy_", "64_"))
 """What builds of OpenBLAS put before and behind the names of its functions."""
@@ -49,6 +54,16 @@ def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
         if (name in _NAMES or name.startswith(_PREFIXES))
         and not any(part in name for part in _PLACES)
     }
+
+
+def imposed(threads: int | None, device: str | None) -> dict[str, str]:
+    """Environment variables by which a rank has so many threads, and sees no accelerator.
+
+    Args:
+        threads, device: of the config's ``reproducibility``.
+    """
+    found = dict.fromkeys(_THREADS, str(threads)) if threads is not None else {}
+    return found | (dict.fromkeys(_ACCELERATORS, "") if device == "cpu" else {})
 
 
 def installed_blas() -> list[str]:

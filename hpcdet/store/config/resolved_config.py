@@ -53,6 +53,11 @@ class Reproducibility:
     virtual_ranks: Annotated[int | None, Key(ge=1)] = None
     """Shares that elastic: exact cuts each global batch into, the most slots that a trial can
     have; slots_per_trial if absent."""
+    threads: Annotated[int | None, Key(ge=1)] = None
+    """Threads of each rank in torch and in every BLAS, whatever cores it has; null: in torch
+    resources.cpus_per_slot, elsewhere as the library chooses."""
+    device: Literal["cpu"] | None = None
+    """cpu: ranks see no accelerator; null: they train on one where there is any."""
 
 
 @dataclass(frozen=True)

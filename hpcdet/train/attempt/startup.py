@@ -100,7 +100,7 @@ def _attached(ranks: Ranks, place: AttemptLocation) -> Session:
     record = Trial.read(place.trial.record)
     if record is None:
         raise NotFound("there is no such trial", where=str(place.trial.record))
-    torch.set_num_threads(config.resources.cpus_per_slot)
+    torch.set_num_threads(config.reproducibility.threads or config.resources.cpus_per_slot)
     torch.backends.cudnn.benchmark = False
     if config.reproducibility.deterministic or config.reproducibility.elastic is not None:
         deterministic.demand()
