@@ -7,11 +7,15 @@ unexport WORKERS
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo governed-demo test test-quick test-pbs test-for coverage hooks docs pictures searches test-frameworks test-interactive test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-start bench-elastic bench-governance bench-gpu bench-sites bench-search bench-search-tables bench-calibration governed-recovery governed-replications governed-scheduling governed-search null-searches clean
+.PHONY: demo leslie governed-demo test test-quick test-pbs test-for coverage hooks docs pictures searches test-frameworks test-interactive test-determined names schemas check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-read bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-start bench-elastic bench-governance bench-gpu bench-sites bench-search bench-search-tables bench-calibration governed-recovery governed-replications governed-scheduling governed-search null-searches clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
 	@$(PY) scripts/demo.py
+
+leslie: ## a run that nobody could repeat: what has changed is named, restored, and the bits are the same again
+	@scripts/setup.sh demo
+	@$(PY) scripts/leslie.py
 
 governed-demo: ## train digits under a policy, kill it once, and show which source reached which layer
 	@scripts/setup.sh demo

@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,7 @@ class Plain:
     policy: PolicyText | None = None
     images: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
+    sources: Sequence[str] = ()
 
     def resolved(self) -> dict[str, Any]:
         return dict(self.values)

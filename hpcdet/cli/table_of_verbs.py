@@ -37,6 +37,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("test", "run.preflight", "Train one batch, validate, save and restore, here and now."),
         Verb("submit", "run.submit", "Make an experiment and queue it."),
         Verb("fork", "run.fork", "Go on with a search in a new experiment."),
+        Verb("reproduce", "run.reproduce", "What has changed since a run; the run again."),
     ),
     "Interact": (
         Verb("notebook", "interactive.notebook", "JupyterLab in a job, through ssh."),

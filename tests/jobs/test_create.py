@@ -52,6 +52,7 @@ class Loaded:
     policy: PolicyText | None = None
     images: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
+    sources: Sequence[str] = ()
 
     def resolved(self) -> dict[str, Any]:
         return {"schema": 1, "name": "My Digits!", "entrypoint": "model_def:Trial"}

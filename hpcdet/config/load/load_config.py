@@ -57,6 +57,7 @@ class LoadedConfig:
         policy: the one that ``governance.policy`` names; None without one.
         registry: the user by whom images are fetched; no record has it.
         images: by the image's name, what it is (``jobs.create.images``).
+        sources: the files that it was read from, the one that wins last.
     """
 
     config: Resolved
@@ -66,6 +67,7 @@ class LoadedConfig:
     policy: PolicyText | None = None
     registry: RegistryUser | None = field(default=None, repr=False)
     images: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    sources: Sequence[str] = ()
 
     def resolved(self) -> dict[str, Any]:
         """Return ``experiment.yaml`` as plain data."""
@@ -117,7 +119,8 @@ def check(
     for assignment in sets:
         layered.set(assignment)
     name = Path(document.source).stem
-    return _check(layered, document.source, name, site.name if site else None, ignored)
+    found = _check(layered, document.source, name, site.name if site else None, ignored)
+    return replace(found, sources=[*([str(template)] if template else []), document.source])
 
 
 def _check(

@@ -47,6 +47,10 @@ class CheckedConfig(Protocol):
         """Where values come from, by dotted key."""
 
     @property
+    def sources(self) -> Sequence[str]:
+        """The files that it was read from, the one that wins last."""
+
+    @property
     def secrets(self) -> Mapping[str, Any]:
         """Literal ``data.secrets``, which stand in no other place."""
 
@@ -75,6 +79,7 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
     begin: Donation | None = None,
     argv: Sequence[str] = (),
     data: Sequence[DataFiles] = (),
+    entries: Sequence[snapshot.SnapshotEntry] | None = None,
 ) -> ExperimentPaths:
     """Make the folder of a new experiment and everything in it that never changes.
 
@@ -92,6 +97,7 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
         begin: the checkpoint that all trials begin from (``origin.look``).
         argv: the words of the command that asks for it.
         data: the files of ``data.paths``, digested.
+        entries: the code, where it is not all of ``model_dir``.
 
     Raises:
         ConfigError: the code is refused (``snapshot.scan``), or the folder is one that others
@@ -113,7 +119,8 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
         if re.search(r"[\ud800-\udfff]", str(folder.resolve())):  # bytes that are no UTF-8
             hint = "rename it: records and scripts could not name it"
             raise ConfigError("a folder with an odd name", where=ascii(str(folder)), hint=hint)
-    entries = snapshot.scan(model_dir, (skip or root).resolve(), include)
+    if entries is None:
+        entries = snapshot.scan(model_dir, (skip or root).resolve(), include)
     purged = None if whole else folders.scratch(site, root)
     wanted = slug(name or str(resolved.get("name") or ""))
     paths = ExperimentPaths(_new_folder(root, wanted, purged))
@@ -125,7 +132,7 @@ def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
         if loaded.policy is not None:
             files.write_once(paths.policy, loaded.policy.text.encode())
             files.write_once(paths.compiled_policy, loaded.policy.compiled.to_json().encode())
-        more = provenance.submission(argv, literal, resolved, loaded.origins) | _known(loaded)
+        more = provenance.submission(argv, literal, resolved, loaded) | _known(loaded)
         more["account"] = opening.account(site, resolved_config.resolve(resolved))
         if data:
             more["data"] = data_files.write(data, paths)
@@ -308,7 +315,7 @@ def _fill(  # noqa: PLR0917 - the parts of an experiment
     literal: Mapping[str, Any],
     site: Site,
     model_dir: Path,
-    entries: list[snapshot.SnapshotEntry],
+    entries: Sequence[snapshot.SnapshotEntry],
     include: Sequence[Path],
     purged: Path | None,
     more: Mapping[str, Any],

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import hpcdet
 from hpcdet.jobs.create import likely_secrets, repository
@@ -19,6 +19,17 @@ from hpcdet.jobs.script import environment
 from hpcdet.site_files import load_site
 from hpcdet.store.config import numerics
 from hpcdet.store.fs import files
+
+
+class LoadedFrom(Protocol):
+    """A loaded config, as far as it says where its values come from."""
+
+    @property
+    def origins(self) -> Mapping[str, str]: ...
+
+    @property
+    def sources(self) -> Sequence[str]: ...
+
 
 MAX_DIFF = 1024**2
 DERIVED = "derived"
@@ -72,18 +83,18 @@ def submission(
     argv: Sequence[str],
     literal: Mapping[str, Any],
     resolved: Mapping[str, Any],
-    origins: Mapping[str, str],
+    loaded: LoadedFrom,
 ) -> dict[str, Any]:
     """The command of a submission, its folder, and where every value of the config comes from.
 
     Args:
         argv: words of the command; none of a submission by other means.
         literal: ``data.secrets``, which no record holds.
-        origins: of ``LoadedConfig``.
     """
     command = {"argv": likely_secrets.shown(argv, literal), "cwd": os.getcwd()} if argv else {}
-    found = {key: origin_of(key, origins) for key, _ in load_site.walk(resolved)}
-    return {**command, "origins": found}
+    found = {key: origin_of(key, loaded.origins) for key, _ in load_site.walk(resolved)}
+    read = [str(path.absolute()) for path in map(Path, loaded.sources) if path.is_file()]
+    return {**command, "config_files": read, "origins": found}
 
 
 def origin_of(key: str, origins: Mapping[str, str]) -> str:

@@ -185,7 +185,7 @@ def _entry(path: Path, relative: str, folder: Path) -> SnapshotEntry | None:
 
 
 def copy(
-    entries: list[SnapshotEntry], into: Path, literal: Mapping[str, Any] = MappingProxyType({})
+    entries: Iterable[SnapshotEntry], into: Path, literal: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, str]:
     """Copy the entries below a folder, for the owner alone; links stay links.
 
