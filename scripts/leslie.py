@@ -24,7 +24,7 @@ TOP = Path(__file__).resolve().parent.parent
 EXAMPLE = TOP / "examples" / "leslie"
 SCALING = {
     "1.0": "return (features - features.mean(0)) / (features.std(0) + 1e-6)",
-    "1.1": "return features / abs(features).max()",
+    "1.1": "return (features - features.mean(0)) / (features.max(0) - features.min(0))",
 }
 GIVEN = ("hyperparameters.global_batch_size=4096", "hyperparameters.learning_rate=0.2")
 NOW = ("resources.cpus_per_slot=2",)
@@ -102,7 +102,7 @@ def prepared(work: Path, samples: int, batches: int) -> Path:
     config = work / "model" / "experiment.yaml"
     config.write_text(text)
     write(work / "data" / "train-0.npz", samples, seed=1)
-    write(work / "data" / "held-0.npz", 1000, seed=2)
+    write(work / "data" / "held-0.npz", 4000, seed=2)
     return config
 
 
@@ -112,7 +112,7 @@ def write(path: Path, count: int, seed: int, wrong: float = 0.1) -> None:
     Args:
         wrong: share of labels that are drawn anew.
     """
-    means = np.random.default_rng(0).normal(0, 0.25, (10, 256))
+    means = np.random.default_rng(0).normal(0, 0.16, (10, 256))
     sizes = np.random.default_rng(0).lognormal(0, 1, 256)
     draw = np.random.default_rng(seed)
     labels = draw.integers(0, 10, count)

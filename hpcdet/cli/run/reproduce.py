@@ -53,7 +53,7 @@ REPEATED = (
 ABLATION = (
     Column("RUN", lambda row: _RUNS.get(row.run, f"{row.run} as then"), cut=False),
     Column("VALUE", "value", right=True),
-    Column("FROM BASELINE", lambda row: _signed(row.difference), right=True),
+    Column("FROM BASELINE", lambda row: _signed(row.difference), right=True, cut=False),
     Column("SAME BITS", "same", cut=False),
     Column("MS/STEP", lambda row: _ms(row.step_s), right=True),
     Column("RESTORED", "names", fold=True),
@@ -187,7 +187,7 @@ def _repeat(out: Output, capsule: Capsule, site: Site, *, lock: bool) -> None:
         found.id,
         f"{capsule.paths.id}/{capsule.one.number}",
         capsule.outcome,
-        outcome.of_experiment(found),
+        outcome.of_experiment(found, capsule.outcome.metric),
         restored.packages.installed if restored.packages else (),
         wanted.unrestored,
     )
@@ -219,6 +219,8 @@ def _ablate(out: Output, capsule: Capsule, now: Present) -> None:
         if row.same is not False:
             how = "as it was" if row.same else f"not known: {row.now or row.then}"
             settings().note(f"{row.factor}: {how}")
+        elif row not in made.steps:
+            settings().warn(f"{row.factor} cannot be restored: {_listed(row.names)}")
     rows: list[AblationView] = []
     for one in made.runs(lambda wanted: _run(wanted, root)):
         rows.append(one)

@@ -20,7 +20,7 @@ from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 
 KEY = "data.paths"
-_SOURCE = "data"
+SOURCE = "data"
 """The id in all manifests: a digest says what the files are, wherever they lie."""
 
 
@@ -77,7 +77,7 @@ def located(data: Mapping[str, Any], model_dir: Path) -> list[DataPath]:
 
 def digested(place: DataPath, names: Sequence[str], watch: Watch, known: KnownDigests) -> DataFiles:
     """Read the files of one path, but for those that are known. Raises as ``manifests.make``."""
-    made = source_manifests.make(place.folder, _SOURCE, watch=watch, only=names, known=known)
+    made = source_manifests.make(place.folder, SOURCE, watch=watch, only=names, known=known)
     return DataFiles(place, replace(made, folder=str(place.folder)))
 
 

@@ -48,9 +48,10 @@ class Ablation:
         return Ablation(capsule, now, restored, compare(capsule.circumstances, now.circumstances))
 
     @property
-    def differing(self) -> list[FactorView]:
-        """The factors that are restored, each by a run."""
-        return [row for row in self.rows if row.same is False]
+    def steps(self) -> list[FactorView]:
+        """The factors of which something is restored, each by a run."""
+        lost = repetition.unrestorable(self.restored)
+        return [row for row in self.rows if set(row.names) - lost]
 
     def runs(self, run: Run) -> Iterator[AblationView]:
         """Yield the rows of the table, each once its run has ended."""
@@ -59,7 +60,7 @@ class Ablation:
         yield outcome.row("then", of, then, then)
         yield self._row("now", run, then, [], [])
         back: list[Factor] = []
-        for one in self.differing:
+        for one in self.steps:
             back.append(one.factor)
             yield self._row(one.factor, run, then, back, one.names)
 
@@ -73,7 +74,7 @@ class Ablation:
     ) -> AblationView:
         wanted = repetition.mixed(self.capsule, self.now, self.restored, back)
         paths = run(wanted)
-        found = outcome.of_experiment(paths)
+        found = outcome.of_experiment(paths, then.metric)
         return outcome.row(name, paths.id, then, found, names, wanted.unrestored)  # type: ignore[arg-type]
 
 

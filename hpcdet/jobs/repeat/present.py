@@ -17,6 +17,7 @@ from hpcdet.config.load.load_config import LoadedConfig
 from hpcdet.errors import ConfigError, IntegrityError
 from hpcdet.jobs.create import data_files, provenance, snapshot
 from hpcdet.jobs.create.data_files import DataFiles
+from hpcdet.jobs.repeat import restored_data
 from hpcdet.jobs.script import interpreters, lanes
 from hpcdet.policy.provenance.source_manifests import Watch
 from hpcdet.read.capsule import factors, recorded
@@ -188,7 +189,7 @@ def _data(
     try:
         with KnownDigests() as known:
             found = [
-                data_files.digested(place, place.names(), watch, known)
+                restored_data.digested(place, capsule.paths.root.parent, watch, known)
                 for place in data_files.located(config.data, folder or Path())
             ]
     except (ConfigError, IntegrityError) as error:

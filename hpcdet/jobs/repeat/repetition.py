@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import Any
 from hpcdet.config.load import load_config
 from hpcdet.config.load.load_config import LoadedConfig
 from hpcdet.errors import ConfigError, IntegrityError, NotFound
-from hpcdet.jobs.create import begin_from, create, images
+from hpcdet.jobs.create import begin_from, create, images, provenance
 from hpcdet.jobs.create.data_files import DataFiles
 from hpcdet.jobs.create.snapshot import SnapshotEntry
 from hpcdet.jobs.repeat import restored_data, restored_packages
-from hpcdet.jobs.repeat.present import Present
+from hpcdet.jobs.repeat.present import Present, packages_of
 from hpcdet.jobs.repeat.restored_packages import RestoredPackages
 from hpcdet.jobs.script import lanes
 from hpcdet.policy.provenance.source_manifests import Watch
@@ -29,6 +30,8 @@ from hpcdet.store.fs.yaml12 import Document
 KeyPath = tuple[str, ...]
 _PYTHON = ("environment", "python")
 _VARIABLES = ("environment", "environment_variables")
+OF_MACHINE = frozenset({"processor", "machine", "device", "cores"})
+"""Facts of the machine on which it runs."""
 _DROPPED = (
     ("notify",), ("budget",), ("resources", "slots_per_node"), ("searcher", "max_trials"),
 )  # fmt: skip
@@ -67,13 +70,22 @@ class Repetition:
     unrestored: Sequence[str]
 
     def create(self, root: Path, argv: Sequence[str] = ()) -> ExperimentPaths:
-        """Make the experiment. Raises as ``create.create``."""
+        """Make the experiment.
+
+        Raises:
+            IntegrityError: the checkpoint that the run began from is gone.
+            ConfigError, Unavailable: as ``create.create``.
+        """
+        try:
+            begin = begin_from.look(self.loaded.config, root)
+        except NotFound as error:
+            raise IntegrityError(error.what, where=error.where, hint=error.hint) from error
         return create.create(
             self.loaded,
             self.site,
             self.model_dir,
             root,
-            begin=begin_from.look(self.loaded.config, root),
+            begin=begin,
             argv=argv,
             data=self.data,
             entries=self.entries,
@@ -120,8 +132,18 @@ def restore(
         data = restored_data.restore(capsule.data, now, root, watch)
     packages = None
     if lock and capsule.config.environment.image is None:
-        packages = restored_packages.restore(capsule.packages, capsule.python, root)
+        packages = _packages(capsule, root)
     return Restored(code, data, packages)
+
+
+def _packages(capsule: Capsule, root: Path) -> RestoredPackages:
+    """Return an interpreter with the recorded packages: that of the run, if it still has them."""
+    here = provenance.packages().get(restored_packages.OURS)
+    if capsule.packages.get(restored_packages.OURS) == here:
+        for python in (capsule.config.environment.python, capsule.record.get("executable")):
+            if python and packages_of(str(python)) == (capsule.python, capsule.packages):
+                return RestoredPackages("" if python == sys.executable else str(python))
+    return restored_packages.restore(capsule.packages, capsule.python, root)
 
 
 def _code(capsule: Capsule) -> list[SnapshotEntry]:
@@ -190,12 +212,16 @@ def _variables(
             if name.startswith("$") and value is not None:
                 section = raw.setdefault(_VARIABLES[0], {}).setdefault(_VARIABLES[1], {})
                 section.setdefault(name[1:], value)
-            elif name.startswith("$") or name == "cores" or name in _OF_MACHINE:
+            elif name.startswith("$") or name in OF_MACHINE:
                 lacking.append(f"{name}: was {value or 'not there'}")
     return lacking
 
 
-_OF_MACHINE = ("processor", "machine", "device")
+def unrestorable(restored: Restored) -> frozenset[str]:
+    """Return the names of facts that no repetition can have as they were."""
+    packages = restored.packages
+    lacking = packages.unrestored if packages is not None else ()
+    return OF_MACHINE | {one.partition(" ")[0] for one in lacking}
 
 
 def _made(

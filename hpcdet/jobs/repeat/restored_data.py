@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hpcdet.errors import IntegrityError
@@ -57,6 +58,24 @@ def restore(
     return found
 
 
+def digested(place: DataPath, root: Path, watch: Watch, known: KnownDigests) -> DataFiles:
+    """Read the files of one path as they are now; behind links where ``restore`` made them.
+
+    Raises as ``data_files.digested``.
+    """
+    names = place.names()
+    if not place.path.is_relative_to(root.absolute() / FOLDER):
+        return data_files.digested(place, names, watch, known)
+    listed = []
+    for name in names:
+        real = (place.path / name).resolve()
+        made = source_manifests.make(
+            real.parent, data_files.SOURCE, watch=watch, only=[real.name], known=known
+        )
+        listed.append(replace(made.files[0], name=name))
+    return DataFiles(place, SourceManifest(data_files.SOURCE, tuple(listed)))
+
+
 def _wrong(
     folder: Path, manifest: SourceManifest, known: KnownDigests, watch: Watch
 ) -> list[tuple[str, str]]:
@@ -82,7 +101,9 @@ def _alone(one: RecordedPath, path: Path, folder: Path, root: Path) -> DataPath:
     listed = [each.name for each in one.manifest.files]
     if not path.is_dir() or source_manifests.names(path) == listed:
         return DataPath(str(path), path)
-    place = root / FOLDER / f"{one.manifest.root.removeprefix('sha256:')[:16]}-{path.name}"
+    place = (
+        root.absolute() / FOLDER / f"{one.manifest.root.removeprefix('sha256:')[:16]}-{path.name}"
+    )
     for name in listed:
         link = place / name
         files.make_folder(link.parent)

@@ -147,15 +147,14 @@ def row(
     )
 
 
-def of_experiment(paths: ExperimentPaths) -> Outcome:
+def of_experiment(paths: ExperimentPaths, metric: str) -> Outcome:
     """Return what a repetition came to: an experiment of one training."""
     gathered = gather(paths)
-    return of_trials(gathered, list(gathered.trials))
+    return of_trials(gathered, list(gathered.trials), metric)
 
 
-def of_trials(gathered: Gathered, trials: list[GatheredTrial]) -> Outcome:
+def of_trials(gathered: Gathered, trials: list[GatheredTrial], metric: str) -> Outcome:
     """Return what some trials, each going on from the one before, came to."""
-    metric = gathered.config.searcher.metric
     values: dict[int, Any] = {}
     saved: dict[int, str] = {}
     kept: dict[int, str] = {}

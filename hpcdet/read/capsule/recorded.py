@@ -154,7 +154,8 @@ class Capsule:
         """What the trial came to, and those that it began from. Raises as ``one``."""
         rows = lineage.chain(self.gathered, self.one.number)
         numbers = {row.trial for row in rows}
-        return of_trials(self.gathered, [t for t in self.gathered.trials if t.number in numbers])
+        trials = [one for one in self.gathered.trials if one.number in numbers]
+        return of_trials(self.gathered, trials, self.config.searcher.metric)
 
     @cached_property
     def circumstances(self) -> Circumstances:
