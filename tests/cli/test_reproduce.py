@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hpcdet.jobs.create import provenance
-from hpcdet.jobs.repeat import restored_data, restored_packages
+from hpcdet.jobs.repeat import repetition, restored_data, restored_packages
 from hpcdet.read.capsule import factors
 from hpcdet.read.capsule.factors import FACTORS
 from hpcdet.read.lookup import find
@@ -212,6 +213,18 @@ def test_another_folder_is_looked_at_where_it_is_named(past: Past, tmp_path: Pat
     past.cli("reproduce", id, "--model-dir", tmp_path / "nowhere", code=4)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_of_somebody_elses_run_nothing_that_it_names_is_read_or_run(past: Past) -> None:
+    id = past.submit()
+    os.chown(past.paths(id).root, 4242, -1)
+    rows = {row["factor"]: row for row in past.cli("reproduce", id, "-o", "json").items}
+    for factor in ("code", "data"):
+        assert rows[factor]["same"] is None and "somebody else's" in rows[factor]["now"]
+    recoded(past)
+    assert past.named(id, "--model-dir", str(past.model)) == {"code": ["helper.py", "model_def.py"]}
+    assert "belongs to" in past.cli("reproduce", id, "--run", code=4).err
+
+
 def test_what_is_not_known_is_said_and_not_guessed(past: Past) -> None:
     edited("paths:", "where:")(past)
     id = past.submit(recorded=False)
@@ -290,6 +303,14 @@ def test_packages_of_another_version_are_installed_and_the_others_linked(
     )
     ran = subprocess.run([made.python, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(ran.stdout) == {**kept, "leslie-scaling": "1.0"}
+    own: Any = SimpleNamespace(
+        packages=json.loads(ran.stdout),
+        python=this,
+        config=SimpleNamespace(environment=SimpleNamespace(python=made.python)),
+        record={"executable": sys.executable},
+    )
+    assert repetition._packages(own, tmp_path / "unused").python == made.python
+    assert not (tmp_path / "unused").exists(), "the interpreter of the run has them still"
     stamp = os.stat(made.python).st_ctime_ns
     restored_packages.restore({**kept, "leslie-scaling": "1.0"}, this, tmp_path)
     assert os.stat(made.python).st_ctime_ns == stamp, "it is made once"
