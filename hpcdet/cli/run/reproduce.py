@@ -108,7 +108,7 @@ def reproduce_command(
 
     \b
     Examples: hpcdet reproduce digits-7f3a
-              hpcdet reproduce digits-7f3a --model-dir new/ --set hyperparameters.lr=0.1
+              hpcdet reproduce digits-7f3a --model-dir new/
               hpcdet reproduce digits-7f3a/3 --run
               hpcdet reproduce digits-7f3a --ablate
     """
@@ -127,7 +127,7 @@ def reproduce_command(
         out.expect(_fields(AblationView))
         _ablate(out, capsule, now)
         return
-    rows = factors.compare(capsule.circumstances, now.circumstances)
+    rows = factors.compare(capsule.run_facts, now.run_facts)
     out.emit(rows, FACTORS, key="factor")
     for row in rows if out.for_people else ():
         if row.names and out.format != "wide":

@@ -45,7 +45,7 @@ class Ablation:
                 where=capsule.paths.id,
                 hint="what the trial of a search is now depends on the others: --run repeats it",
             )
-        return Ablation(capsule, now, restored, compare(capsule.circumstances, now.circumstances))
+        return Ablation(capsule, now, restored, compare(capsule.run_facts, now.run_facts))
 
     @property
     def steps(self) -> list[FactorView]:

@@ -21,7 +21,7 @@ from hpcdet.jobs.repeat import restored_data
 from hpcdet.jobs.script import interpreters, lanes
 from hpcdet.policy.provenance.source_manifests import Watch
 from hpcdet.read.capsule import factors, recorded
-from hpcdet.read.capsule.factors import Circumstances, Factor
+from hpcdet.read.capsule.factors import Factor, RunFacts
 from hpcdet.read.capsule.recorded import Capsule
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.common import machine
@@ -55,7 +55,7 @@ class Present:
     site: Site
     model_dir: Path | None
     data: Sequence[DataFiles]
-    circumstances: Circumstances
+    run_facts: RunFacts
     notes: Sequence[str] = ()
 
 
@@ -92,7 +92,7 @@ def look(
     _policy(loaded.config, facts["hyperparameters"], folder or capsule.paths.root)
     facts["libraries"] |= _libraries(loaded.config, site, unknown)
     _machine(capsule, loaded.config, site, facts, unknown)
-    found = Circumstances(facts, summaries, unknown, factors.given(loaded.origins))
+    found = RunFacts(facts, summaries, unknown, factors.given(loaded.origins))
     return Present(loaded, site, folder, data, found, notes)
 
 
@@ -248,7 +248,7 @@ def _machine(
     unknown: dict[Factor, str],
 ) -> None:
     """Add what this machine is, where it is the one that ranks run on."""
-    then = capsule.circumstances
+    then = capsule.run_facts
     if opening.of(site).cluster:
         unknown["hardware"] = f"the nodes of {site.name} are known once they run it"
         facts["hardware"] |= dict(then.of("hardware"))

@@ -206,9 +206,9 @@ def _variables(
 ) -> list[str]:
     """Set variables of the site as they were; return those that cannot be."""
     lacking = []
-    for row in compare(capsule.circumstances, now.circumstances):
+    for row in compare(capsule.run_facts, now.run_facts):
         for name in row.names if row.factor in factors else ():
-            value = capsule.circumstances.of(row.factor).get(name)
+            value = capsule.run_facts.of(row.factor).get(name)
             if name.startswith("$") and value is not None:
                 section = raw.setdefault(_VARIABLES[0], {}).setdefault(_VARIABLES[1], {})
                 section.setdefault(name[1:], value)

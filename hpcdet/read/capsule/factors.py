@@ -47,7 +47,6 @@ _KEYS: tuple[tuple[str, Factor | None], ...] = (
     ("reproducibility", "determinism"),
     ("distributed", "determinism"),
     ("resources.resource_pool", "hardware"),
-    ("slurm.gpu_type", "hardware"),
 )
 """Keys of the config, and those below them; the first that fits counts. Others change no bit."""
 _OF_SINGLE = (
@@ -80,7 +79,7 @@ class FactorView:
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class RunFacts:
     """What a run's bits depend on, at one time.
 
     Attributes:
@@ -100,12 +99,12 @@ class Circumstances:
         return self.facts.get(factor, {})
 
 
-def compare(then: Circumstances, now: Circumstances) -> list[FactorView]:
+def compare(then: RunFacts, now: RunFacts) -> list[FactorView]:
     """Return every factor, in the order of ``FACTORS``, with what differs."""
     return [_compared(factor, then, now) for factor in FACTORS]
 
 
-def _compared(factor: Factor, then: Circumstances, now: Circumstances) -> FactorView:
+def _compared(factor: Factor, then: RunFacts, now: RunFacts) -> FactorView:
     before, after = then.of(factor), now.of(factor)
     names = differing(before, after)
     unknown = then.unknown.get(factor), now.unknown.get(factor)
@@ -119,7 +118,7 @@ def differing(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     return sorted(name for name in names if before.get(name) != after.get(name))
 
 
-def _text(side: Circumstances, factor: Factor, names: Sequence[str]) -> str:
+def _text(side: RunFacts, factor: Factor, names: Sequence[str]) -> str:
     """Return what there is to say of one side: of what differs, or of all of it."""
     facts, unknown = side.of(factor), side.unknown.get(factor)
     parts = [one for one in (side.summaries.get(factor), unknown) if one]

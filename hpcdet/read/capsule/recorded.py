@@ -12,7 +12,7 @@ from hpcdet import units
 from hpcdet.errors import NotFound
 from hpcdet.policy.provenance.source_manifests import SourceManifest
 from hpcdet.read.capsule import factors
-from hpcdet.read.capsule.factors import Circumstances, Factor
+from hpcdet.read.capsule.factors import Factor, RunFacts
 from hpcdet.read.capsule.outcome import Outcome, of_trials
 from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTrial, gather
 from hpcdet.read.lookup import find, lineage
@@ -158,7 +158,7 @@ class Capsule:
         return of_trials(self.gathered, trials, self.config.searcher.metric)
 
     @cached_property
-    def circumstances(self) -> Circumstances:
+    def run_facts(self) -> RunFacts:
         """What the run's bits depended on."""
         site = yaml_bounds.mapping(self.paths.site) if self.paths.site.exists() else {}
         drawn = {factors.SEED: "recorded"}
@@ -187,7 +187,7 @@ class Capsule:
                 f"{len(self.fingerprints)} environments were recorded, of which this is the first"
             )
             unknown["libraries"] = several
-        return Circumstances(facts, summaries, unknown, factors.given(self.origins))
+        return RunFacts(facts, summaries, unknown, factors.given(self.origins))
 
     def _libraries(self) -> dict[str, str]:
         found = dict(self.packages)
