@@ -368,5 +368,7 @@ def test_bits_are_the_same_only_if_checkpoints_say_so() -> None:
     assert not same_bits(then, outcome_of(saved={10: "bb"}))
     assert not same_bits(then, outcome_of(values={10: 0.6}))
     assert not same_bits(then, outcome_of(saved={11: "aa"})), "values alone prove nothing"
+    assert same_bits(then, outcome_of(values={10: 0.5, 20: 0.4})), "it may have gone further"
+    assert not same_bits(then, outcome_of(values={20: 0.5}))
     [row] = compared(then, outcome_of(saved={11: "aa"}))
     assert (row.step, row.now, row.same) == (10, "", None)

@@ -96,7 +96,7 @@ def refuse_impossible(capsule: Capsule) -> None:
     """Refuse runs of which a repetition would say nothing.
 
     Raises:
-        ConfigError: a policy governs it, or its trial has not ended well.
+        ConfigError: a policy governs it, or its trial was never started.
         NotFound: as ``Capsule.one``.
     """
     if capsule.config.governance is not None:

@@ -34,7 +34,11 @@ class Outcome:
     @property
     def value(self) -> float | None:
         """The metric in the last validation; None without one, or if it is no number."""
-        return series.number(self.values[max(self.values)]) if self.values else None
+        return self.at(max(self.values)) if self.values else None
+
+    def at(self, step: int) -> float | None:
+        """The metric in the validation at a step; None without one, or if it is no number."""
+        return series.number(self.values[step]) if step in self.values else None
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class RepeatedView:
     then: float | None
     """Its last value; null if it is no number."""
     now: float | None
-    """The same of the repetition."""
+    """That of the repetition at the same step; null if it has none."""
     checkpoints: list[StepView]
     """Every kept checkpoint."""
     then_step_s: float | None
@@ -114,7 +118,7 @@ def repeated(
         same=same_bits(then, now),
         metric=then.metric,
         then=then.value,
-        now=now.value,
+        now=now.at(max(then.values)) if then.values else now.value,
         checkpoints=compared(then, now),
         then_step_s=then.step_s,
         now_step_s=now.step_s,
@@ -183,7 +187,9 @@ def compared(then: Outcome, now: Outcome) -> list[StepView]:
 def same_bits(then: Outcome, now: Outcome) -> bool:
     """True if every kept checkpoint that can be compared, and every value, is the same.
 
-    At least one checkpoint has to be: values alone may agree by chance.
+    At least one checkpoint has to be: values alone may agree by chance. How far ``now`` went
+    beyond the end of ``then`` does not matter.
     """
     rows = [row.same for row in compared(then, now) if row.same is not None]
-    return bool(rows) and all(rows) and dict(then.values) == dict(now.values)
+    values = all(now.values.get(step) == value for step, value in then.values.items())
+    return bool(rows) and all(rows) and values
