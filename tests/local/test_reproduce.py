@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import yaml
 
 from hpcdet.read.lookup import find
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Closed
+from hpcdet.store.folder.records import Closed, Trial
 from tests import experiments as x
 from tests.commands import Cli
 
@@ -104,6 +105,28 @@ def test_the_same_bits_from_the_recorded_files_alone(
     x.same_bits(digests[1], digests[0], x.story(again))
     rows = {row["factor"]: row for row in cli("reproduce", item["id"], "-o", "json").items}
     assert rows["data"]["same"] and rows["libraries"]["same"], "the repetition has its own capsule"
+
+
+def test_a_trial_of_a_search_has_its_own_seed_and_hyperparameters_again(lab: Lab) -> None:
+    sets = ["searcher.name=random", "searcher.max_trials=2"]
+    sets += ["hyperparameters.z={type: double, minval: 0, maxval: 1}"]
+    words = [word for one in sets for word in ("--set", one)]
+    config = str(lab.root.parent / "model" / "c.yaml")
+    flags = ("--site", "local", "--no-test", "--wait", "-o", "id", *words)
+    ran = lab.hpcdet("submit", config, *flags)
+    out, err = ran.communicate(timeout=x.PATIENCE_S)
+    assert ran.returncode == 0, err
+    search = find.experiment(out.strip(), lab.root)
+    ran = lab.hpcdet("reproduce", search.id, "--run")
+    assert ran.communicate(timeout=x.PATIENCE_S) and ran.returncode == 3, "which of the two?"
+    ran = lab.hpcdet("reproduce", f"{search.id}/2", "--run", "-o", "json")
+    out, err = ran.communicate(timeout=x.PATIENCE_S)
+    assert ran.returncode == 0, err
+    again = find.experiment(json.loads(out)["items"][0]["id"], lab.root)
+    x.same_bits(x.final_digest(again, 1), x.final_digest(search, 2), x.story(again))
+    records = [Trial.read(one.record) for one in (search.trial(2), again.trial(1))]
+    assert records[0] is not None and records[1] is not None
+    assert (records[0].params, records[0].seed) == (records[1].params, records[1].seed)
 
 
 def test_other_bits_end_with_1(lab: Lab) -> None:
