@@ -81,3 +81,33 @@ def test_ls_shows_best_value_age_and_progress(cli: Cli, swept: Builder) -> None:
     [row] = cli("ls", "--project", "lab/vision", "-o", "json").items
     assert (row["best_trial"], row["progress"], row["metric"]) == (1, 0.125, "validation_loss")
     assert row["age_s"] > 0 and row["project"] == "lab/vision"
+
+
+def test_the_origin_of_a_value_is_the_submission_s(cli: Cli, swept: Builder) -> None:
+    origins = {"searcher.max_trials": "--set searcher.max_trials"}
+    record = {"created_at": at(0), "origins": origins}
+    swept.paths.provenance.write_bytes(files.canonical(record))
+    lines = cli("config", "show", "digits-7f3a", "--origin").out.splitlines()
+    assert "searcher.max_trials: 4    # --set searcher.max_trials" in lines
+    assert "searcher.metric: validation_loss    # experiment.yaml" in lines
+
+
+def test_status_says_the_seed_and_how_many_trials_are_planned(cli: Cli) -> None:
+    built = Builder(cli.root / "digits-7f3a", reproducibility={"experiment_seed": 4711})
+    built.trial()
+    said = cli("status", "digits").out
+    assert "0/1 trials ended of 4 planned" in said and "seed 4711" in said
+    built.close("COMPLETED")
+    assert "planned" not in cli("status", "digits").out
+
+
+def test_a_report_makes_no_folders(cli: Cli, swept: Builder) -> None:
+    target = cli.root.parent / "nowhere" / "x.html"
+    assert "no such folder" in cli("report", "digits", "-o", target, code=3).err
+    assert not target.parent.exists()
+
+
+def test_verbs_of_other_programs_are_answered_with_ours(cli: Cli) -> None:
+    assert "Here: hpcdet show ID" in cli("describe", "x", code=2).err
+    assert "Here: hpcdet hp ID" in cli("importance", "x", code=2).err
+    assert "..." not in cli("ckpt", "--help").out.partition("Commands:")[2]

@@ -60,7 +60,7 @@ ACTS = {
 """Commands that act, on two of the experiments."""
 
 ELSEWHERE = {
-    *("fork", "hp", "ckpt.digest", "ckpt.verify", "site.lint"),
+    *("fork", "hp", "usage", "ckpt.digest", "ckpt.verify", "site.lint"),
     *("policy.report", "policy.impact", "policy.export", "policy.reveal"),
     *("policy.keygen", "policy.sign", "policy.change", "policy.override"),
     *("data.manifest", "data.verify", "data.chain.add", "data.chain.sign", "data.chain.show"),

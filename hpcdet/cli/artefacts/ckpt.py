@@ -95,7 +95,7 @@ def ls(out: Output, id: str, deleted: bool) -> None:
     out.emit(rows, columns, key="path", empty="no checkpoints")
 
 
-@ckpt_command.command("digest")
+@ckpt_command.command("digest", short_help="Digests of training states.")
 @click.argument("what", nargs=-1, required=True, metavar="PATH|ID...")
 @output("ckpt.digest", reading.CheckedView)
 def digest(out: Output, what: Sequence[str]) -> None:
@@ -113,7 +113,7 @@ def digest(out: Output, what: Sequence[str]) -> None:
     out.emit(rows, (Column("DIGEST", "digest"), Column("PATH", "path")), key="digest")
 
 
-@ckpt_command.command("verify")
+@ckpt_command.command("verify", short_help="Check checkpoints, byte by byte.")
 @click.argument("what", nargs=-1, required=True, metavar="PATH|ID...")
 @click.option(
     "--deep/--quick",
@@ -151,7 +151,7 @@ def verify(out: Output, what: Sequence[str], deep: bool) -> None:
     _refuse_damaged(rows)
 
 
-@ckpt_command.command("export")
+@ckpt_command.command("export", short_help="Write the weights into one file.")
 @named_checkpoints.chosen_options()
 @click.option("--format", "form", type=click.Choice(FORMATS), help="[by the file's name].")
 @click.option("--all", "whole", is_flag=True, help="All of the shared state, not only weights.")
@@ -248,7 +248,7 @@ def _emit_pin(out: Output, folder: Path, pinned: bool) -> None:
     out.emit([PinView(str(folder), pinned)], _PINS, key="path")
 
 
-@ckpt_command.command("rm")
+@ckpt_command.command("rm", short_help="Remove checkpoints.")
 @click.argument("what", nargs=-1, required=True, metavar="PATH|ID...")
 @click.option("-n", "--dry-run", is_flag=True, help="Only print what would be removed.")
 @output("ckpt.rm", RemovalView)

@@ -126,6 +126,8 @@ def resume_command(
             says += _verify(found, gathered, arguments)
         for loss in checkpoints.purged(gathered):
             settings().warn(loss)
+        if not any(says):
+            says.append("from the latest checkpoints")
         reopens, counts = bool(from_) or goes_on, bool(more_trials)
         return Wish(arguments, ", ".join(filter(None, says)), reopens=reopens, counts=counts)
 

@@ -166,6 +166,21 @@ _COLUMN = 20
 _ALIASES = {"ls": "list", "lc": "list-checkpoints", "lt": "list-trials", "u": "update"}
 
 
+_ELSEWHERE = {
+    "describe": "hpcdet show ID",
+    "history": "hpcdet ls, hpcdet events ID",
+    "hparams": "hpcdet hp ID, hpcdet schedule ID",
+    "importance": "hpcdet hp ID",
+    "info": "hpcdet show ID",
+    "kill": "hpcdet cancel ID --now",
+    "rename": "an experiment keeps its id: hpcdet tag ID --add LABEL, hpcdet note ID TEXT",
+    "start": "hpcdet submit CONFIG, hpcdet resume ID",
+    "stop": "hpcdet pause ID, hpcdet cancel ID",
+    "watch": "hpcdet status ID -w",
+}
+"""Verbs of other programs that people try, and ours."""
+
+
 def answer(words: Sequence[str]) -> str:
     """Return the answer to a command line of ``det``; "" if ``det`` has no such noun.
 
@@ -175,7 +190,9 @@ def answer(words: Sequence[str]) -> str:
     words = words[1:] if words[:1] == ["det"] else words
     noun = _BY_NAME.get(words[0]) if words else None
     if noun is None:
-        return ""
+        tried = words[0] if words else ""
+        ours = _ELSEWHERE.get(tried)
+        return f"No such verb: {tried!r}. Here: {ours}" if ours else ""
     verb = _verb(noun, words)
     if verb:
         length = 1 if noun in _ALONE else 1 + len(verb.split())

@@ -118,7 +118,7 @@ def status_command(
     if watch is not None:
         every, ids = follow.watched(watch, ids)
     short = out.for_people and not out.fields and not whole
-    with contextlib.nullcontext() if every is None else follow.following():
+    with contextlib.nullcontext() if every is None else follow.following(ids):
         memories: dict[ExperimentPaths, Memory] | None = None if every is None else {}
         items, warnings = _status(ids, memories, short and not exit_status)
         _print_status(out, items, [*warnings, *_drift(ids, items), *_said(items)], short)

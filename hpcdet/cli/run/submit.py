@@ -36,8 +36,8 @@ COLUMNS = (
     Column("ID", "id"),
     Column("STATE", "state", cut=False),
     Column("SITE", "site"),
-    Column("JOBS", "jobs"),
-    Column("PATH", "path"),
+    Column("JOBS", "jobs", cut=False),
+    Column("PATH", "path", cut=False),
 )
 
 

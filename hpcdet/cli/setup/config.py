@@ -89,8 +89,10 @@ def _experiment(name: str) -> gather.Gathered | None:
 def _changed(gathered: gather.Gathered, resolved: dict[str, Any]) -> Iterator[preview.KeyView]:
     """Yield every leaf of an experiment's config."""
     found = {change.key: change for change in changes.changes(gathered)}
+    recorded = gathered.provenance.get("origins")
+    known = recorded if isinstance(recorded, dict) else {}
     for key, value in walk(resolved):
-        origin = "experiment.yaml"
+        origin = str(known.get(key, "experiment.yaml"))
         if key in found:
             change = found[key]
             origin = f"{change.origin} by {change.user}, was {typed(change.was)}"

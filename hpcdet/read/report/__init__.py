@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from hpcdet import shipped
+from hpcdet.errors import NotFound
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.lookup.escapes import escaped
 from hpcdet.read.report.page import FILTERS, content
@@ -34,8 +35,11 @@ def write(paths: ExperimentPaths, out: Path | None = None) -> Path:
 
     Raises:
         ConfigError: the experiment's config cannot be read.
+        NotFound: the folder to write to does not exist.
     """
     target = out or paths.report
+    if not target.absolute().parent.is_dir():
+        raise NotFound("no such folder", where=str(target.parent), hint="make it first: mkdir -p")
     files.replace(target, render(gather(paths), time.time()).encode())
     return target
 

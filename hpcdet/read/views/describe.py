@@ -40,17 +40,23 @@ def headline(status: StatusView, name: str) -> list[str]:
         lines.append(f"  health {status.health}{age}{why}")
     lines += [f"  {line}" for line in (*_spent(status.spent), *_best(status))]
     lines += [f"  {line}; next: hpcdet explain {name}" for line in _not_finite(status)]
+    lines.append(f"  seed {status.seed} (reproducibility.experiment_seed)")
     if same := same_for_all(status.trials):
         lines.append(f"  all trials: {text(same)}")
     return lines
 
 
 def ended(status: StatusView) -> str:
-    """Return how many trials have ended, as ``2/3 trials ended, 1 of them stopped early``."""
+    """Return how many trials have ended, as ``2/3 trials ended, 1 of them stopped early``.
+
+    While the search goes on, also how many it may make, where these are more: ``of 8 planned``.
+    """
     done = sum(trial.state in ENDED for trial in status.trials)
     early = sum(trial.state == "STOPPED" for trial in status.trials)
     more = f", {early} of them stopped early" if early else ""
-    return f"{done}/{len(status.trials)} trials ended{more}"
+    made, going = len(status.trials), status.state not in ENDED
+    planned = f" of {status.max_trials} planned" if going and status.max_trials > made else ""
+    return f"{done}/{made} trials ended{more}{planned}"
 
 
 def failures(status: StatusView) -> list[str]:

@@ -122,6 +122,8 @@ class StatusView:
     """The best trial, with constraints a feasible one; null before any has a value."""
     objectives: list[str]
     """Metrics of all objectives."""
+    seed: int
+    """Seed of everything random in it: ``reproducibility.experiment_seed``."""
     compared_at: int | None
     """Length at which trials are compared, in the search's unit; null without rungs."""
     front: list[RankedView]
@@ -264,6 +266,7 @@ def status(source: Source) -> StatusView:
         smaller_is_better=searcher.smaller_is_better,
         best=leader(stand) if stand else best_trial(rows, searcher.smaller_is_better),
         objectives=[one.metric for one in searcher.goals.objectives],
+        seed=gathered.config.reproducibility.experiment_seed,
         compared_at=stand.length if stand else None,
         front=[ranked(stand, trial) for trial in stand.front] if stand else [],
         nearest=nearest(stand) if stand else None,
