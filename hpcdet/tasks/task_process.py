@@ -99,7 +99,7 @@ class TaskProcess:
         )
         record.write_once(self.task.started)
         if self.order.kind in tunnels.PORTS:
-            self.path = private_socket.socket_folder() / "s"
+            self.path = private_folders.of_sockets() / "s"
             private_socket.write_token(self.task.token)
             if self.site.tunnel == "reverse":
                 self.tunnel = tunnels.ReverseTunnel(self.order, self.path, log)

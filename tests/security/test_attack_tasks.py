@@ -124,11 +124,11 @@ def test_a_socket_lies_where_nobody_can_exchange_its_folder(
         monkeypatch.setattr(tempfile, "tempdir", open_to_all)
         for mode, taken in ((0o777, False), (0o1777, True), (0o700, True)):
             Path(open_to_all).chmod(mode)
-            folder = private_socket.socket_folder()
+            folder = private_folders.of_sockets()
             assert folder.is_relative_to(open_to_all) == taken
             assert folder.stat().st_mode & 0o777 == 0o700
             folder.rmdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("deep" * 20)))
-    folder = private_socket.socket_folder()
+    folder = private_folders.of_sockets()
     assert len(str(folder / "kernel-00000000-0000-0000-0000-000000000000-ipc-1")) <= 107
     folder.rmdir()

@@ -25,7 +25,7 @@ from hpcdet.errors import UsageError
 from hpcdet.read.lookup.escapes import escaped, inert
 from hpcdet.read.views.items import encode, keys, text
 from hpcdet.store.fs import files
-from hpcdet.store.fs.json_record import number
+from hpcdet.store.fs.json_record import finite
 
 FORMATS = ("table", "wide", "json", "jsonl", "csv", "id")
 
@@ -206,15 +206,7 @@ def _line(columns: Sequence[Column], line: list[str], widths: list[int]) -> str:
 
 def _json(value: Any, indent: int | None = None) -> str:
     """Encode strict JSON: NaN and infinities are strings, as in the journals."""
-    return escaped(json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return number(value) if isinstance(value, float) else value
+    return escaped(json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False))
 
 
 def _cell(value: Any) -> Any:

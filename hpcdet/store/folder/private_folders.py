@@ -18,6 +18,10 @@ from hpcdet.store.fs import files, mounts
 
 _HINT = "remove it, or let XDG_CACHE_HOME name a folder on a disk of this host"
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
+LONGEST_SOCKET = 107
+"""Bytes that the path of a Unix socket may have (``sun_path`` in unix(7), and its end)."""
+_ROOM = 60
+"""Of these, for what lies in the folder: a notebook's kernels have names of 45."""
 
 
 def is_private(folder: Path) -> bool:
@@ -96,3 +100,22 @@ def own(root: Path) -> Iterator[Path]:
 
 def _name() -> str:
     return f"hpcdet-{os.getuid()}"
+
+
+def of_sockets() -> Path:
+    """Make a new folder, mode 0700, on this host's own disk, for sockets.
+
+    Raises:
+        Unavailable: there is no place for one whose path is short enough.
+    """
+    for base in (tempfile.gettempdir(), "/tmp", "/dev/shm"):
+        if len(base.encode()) + len("/hpcdet-00000000") + _ROOM > LONGEST_SOCKET:
+            continue
+        with contextlib.suppress(OSError, Unavailable):
+            refuse_exchangeable(Path(base, "hpcdet-0"), "")
+            return Path(tempfile.mkdtemp(prefix="hpcdet-", dir=base))  # 0700, whatever the umask
+    raise Unavailable(
+        "there is no place for a socket on this host",
+        where=tempfile.gettempdir(),
+        hint="let TMPDIR name a folder on the host's own disk, with a short path",
+    )

@@ -81,6 +81,15 @@ def number(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
+def finite(value: Any) -> Any:
+    """Return strict JSON for plain data: every number in it as ``number`` has it."""
+    if isinstance(value, Mapping):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return number(value) if isinstance(value, float) else value
+
+
 def value(stored: float | str) -> float:
     """Return the inverse of ``number``."""
     return float(stored)

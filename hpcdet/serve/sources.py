@@ -1,0 +1,56 @@
+"""What the server reads: experiments below one root, a few of them kept in memory."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpcdet.errors import NotFound
+from hpcdet.read.experiment.gather import Gathered, Memory
+from hpcdet.read.lookup import find
+from hpcdet.store.folder.layout import ExperimentPaths
+
+_ID = re.compile(r"[A-Za-z0-9@][A-Za-z0-9._@-]*")
+_KEPT = 8
+"""Experiments of which what was read stays in memory."""
+
+
+class Sources:
+    """Experiments below ``root``. All methods may be called by several threads."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._kept: OrderedDict[ExperimentPaths, tuple[threading.Lock, Memory]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def experiments(self) -> list[ExperimentPaths]:
+        """Return all of them, oldest first."""
+        return find.experiments(self.root)
+
+    def find(self, id: str) -> ExperimentPaths:
+        """Return the experiment of an id, or of the beginning of one; never one elsewhere.
+
+        Raises:
+            NotFound: there is none, or several.
+        """
+        if not _ID.fullmatch(id):
+            raise NotFound("no such experiment", where=id[:100], hint="GET /api/v1/experiments")
+        found = find.experiment(id, self.root)
+        if found.root.parent.resolve() != self.root.resolve():  # a file of that name lies here
+            raise NotFound("no such experiment", where=id, hint="GET /api/v1/experiments")
+        return found
+
+    @contextmanager
+    def gathered(self, paths: ExperimentPaths) -> Iterator[Gathered]:
+        """Yield the contents of an experiment's folder as of now, to one thread at a time."""
+        with self._lock:
+            lock, memory = self._kept.pop(paths, None) or (threading.Lock(), Memory(paths))
+            self._kept[paths] = lock, memory
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        with lock:
+            yield memory.look()
