@@ -48,8 +48,9 @@ class Sources:
     def gathered(self, paths: ExperimentPaths) -> Iterator[Gathered]:
         """Yield the contents of an experiment's folder as of now, to one thread at a time."""
         with self._lock:
-            lock, memory = self._kept.pop(paths, None) or (threading.Lock(), Memory(paths))
+            lock, memory = self._kept.get(paths) or (threading.Lock(), Memory(paths))
             self._kept[paths] = lock, memory
+            self._kept.move_to_end(paths)
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         with lock:

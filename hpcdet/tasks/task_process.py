@@ -25,7 +25,7 @@ from hpcdet.jobs.script import command_job, launch
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.common import processes
 from hpcdet.site_files.load_site import from_resolved
-from hpcdet.store.folder import log_streams, trust
+from hpcdet.store.folder import log_streams, private_folders, trust
 from hpcdet.store.fs import files
 from hpcdet.tasks import tunnels
 from hpcdet.tasks.folder.open_sessions import end_sessions, open_sessions

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from hpcdet.store.folder import private_folders
 from hpcdet.tasks.folder import task_folder
-from hpcdet.tasks.servers import private_socket
 from tests.commands import Cli
 from tests.experiments import until
 from tests.interactive import NOBODY, another_user_tries, no_jupyter

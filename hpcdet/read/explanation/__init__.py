@@ -1,0 +1,1 @@
+"""Why an experiment is pending, slow, stuck or failed, by its files alone."""
