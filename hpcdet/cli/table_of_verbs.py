@@ -44,6 +44,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("tensorboard", "interactive.tensorboard", "TensorBoard in a job, through ssh."),
         Verb("shell", "interactive.shell", "A shell in a job, or beside a running trial."),
         Verb("run", "interactive.run", "One command in a job."),
+        Verb("serve", "interactive.serve", "A live view in the browser, through ssh."),
     ),
     "Observe": (
         Verb("ls", "observe.observe", "List experiments."),

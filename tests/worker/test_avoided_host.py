@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.cli.observe import explain
+from hpcdet.read.explanation import findings
 from hpcdet.read.experiment import gather
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, Closed, Intent, WorkerClaim, WorkerEnd
@@ -68,6 +68,6 @@ def test_a_worker_that_wakes_on_one_takes_nothing_and_is_replaced(lab: Lab) -> N
     assert end is not None and end.why == "avoided"
     x.until(lambda: len(paths.submissions()) > 1, lambda: x.story(paths))
     assert not any(Claim.read(one.claim) for one in paths.trial(1).attempts())
-    [found] = explain._avoided(gather.gather(paths))
+    [found] = findings._avoided(gather.gather(paths))
     assert f"worker {first.name} on {here}" in found.evidence
     Closed("CANCELED").write_once(paths.closed)

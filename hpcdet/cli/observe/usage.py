@@ -11,7 +11,6 @@ import click
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import moment
-from hpcdet.errors import UsageError
 from hpcdet.read.lookup import find
 from hpcdet.read.lookup.all_experiments import of_each
 from hpcdet.read.usage import usage_table
@@ -69,9 +68,7 @@ def usage_command(out: Output, by: str, since: str) -> None:
               hpcdet usage --by account,partition -o csv
     """
     keys = list(dict.fromkeys(filter(None, (key.strip() for key in by.split(",")))))
-    if unknown := [key for key in keys if key not in KEYS]:
-        known = ", ".join(KEYS)
-        raise UsageError(f"no such key: {', '.join(unknown)}", where="--by", hint=f"keys: {known}")
+    usage_table.checked(keys)
     start = datetime.fromisoformat(moment(since)).timestamp() if since else float("-inf")
     view = functools.partial(usage_table.of_experiment, by=keys, since=start)
     root = settings().root

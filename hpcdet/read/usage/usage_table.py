@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from hpcdet.errors import UsageError
 from hpcdet.read.experiment import changes, states
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.usage import costs, slot_hours
@@ -15,6 +16,14 @@ from hpcdet.read.usage.slot_hours import SlotHoursView, SlotPiece
 from hpcdet.store.folder.layout import ExperimentPaths
 
 KEYS = ("user", "project", "account", "partition", "state", "month")
+
+
+def checked(by: Sequence[str]) -> Sequence[str]:
+    """Return keys to group by. Raises UsageError: one is not of ``KEYS``."""
+    if unknown := [key for key in by if key not in KEYS]:
+        hint = f"keys: {', '.join(KEYS)}"
+        raise UsageError(f"no such key: {', '.join(unknown)}", where="by", hint=hint)
+    return by
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,321 @@
+"""``/api/v1/``: what the reading verbs print as JSON, over HTTP."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from hpcdet.errors import HpcdetError, IntegrityError, NotFound, UsageError
+from hpcdet.read.comparison import side_by_side
+from hpcdet.read.experiment import measured
+from hpcdet.read.experiment.gather import Gathered
+from hpcdet.read.explanation import findings
+from hpcdet.read.lookup import all_experiments, find, listing
+from hpcdet.read.lookup.listing import Filters
+from hpcdet.read.usage import usage_table
+from hpcdet.read.views import logs, views
+from hpcdet.registry import version_views
+from hpcdet.serve.answers import envelope, failed
+from hpcdet.serve.queries import LONGEST, Query
+from hpcdet.serve.sources import Sources
+from hpcdet.store.folder.records import TrialState
+
+_MOST_ROWS, _MOST_LINES, _MOST_POINTS = 10_000, 10_000, 100_000
+_TRIALS = 10**9
+_STATES = get_args(TrialState)
+
+
+Answer = Callable[[Request, Query], Response]
+
+
+@dataclass(frozen=True)
+class Address:
+    """One address: the method of ``Api`` that answers, the verb whose items it has, parameters."""
+
+    path: str
+    name: str
+    verb: str
+    parameters: Mapping[str, Mapping[str, Any]]
+
+
+_ANY: Mapping[str, Any] = {"type": "string", "maxLength": LONGEST}
+_MANY: Mapping[str, Any] = {"type": "array", "items": {"type": "string", "maxLength": 100}}
+
+
+def _up_to(most: int) -> Mapping[str, Any]:
+    return {"type": "integer", "minimum": 0, "maximum": most}
+
+
+def _of(choices: Sequence[str]) -> Mapping[str, Any]:
+    return {"type": "string", "enum": list(choices)}
+
+
+_ONE = "/experiments/{id}"
+_TRIAL = {"trial": _up_to(_TRIALS)}
+_STATE = {"type": "array", "items": _of(_STATES)}
+ADDRESSES = (
+    Address(
+        "/experiments",
+        "experiments",
+        "ls",
+        {
+            "state": _STATE,
+            **dict.fromkeys(("tag", "user", "project"), _MANY),
+            **dict.fromkeys(("q", "sort"), _ANY),
+            "limit": _up_to(_MOST_ROWS),
+            "cursor": _up_to(_TRIALS),
+        },
+    ),
+    Address(_ONE, "experiment", "show", {}),
+    Address(f"{_ONE}/trials", "trials", "ls", {"state": _STATE}),
+    Address(
+        f"{_ONE}/metrics",
+        "metrics",
+        "metrics",
+        {
+            "name": _ANY,
+            "group": _ANY,
+            **_TRIAL,
+            "x": _of(("step", "epoch", "wall")),
+            "points": _up_to(_MOST_POINTS),
+        },
+    ),
+    Address(
+        f"{_ONE}/logs",
+        "logs",
+        "logs",
+        {
+            **_TRIAL,
+            "attempt": _up_to(_TRIALS),
+            "rank": {"type": "array", "items": _up_to(_TRIALS)},
+            "grep": _ANY,
+            "after": _ANY,
+            "level": _of(("", *logs.LEVELS)),
+            "limit": _up_to(_MOST_LINES),
+        },
+    ),
+    Address(f"{_ONE}/events", "events", "events", {**_TRIAL, "kind": _MANY}),
+    Address(f"{_ONE}/checkpoints", "checkpoints", "ckpt.ls", _TRIAL),
+    Address(f"{_ONE}/explain", "explain", "explain", _TRIAL),
+    Address("/compare", "compare", "compare", {"ids": _MANY}),
+    Address("/models", "models", "registry.ls", {"name": _ANY}),
+    Address("/usage", "usage", "usage", {"by": _MANY}),
+)
+"""All but ``/openapi.json``, which describes them."""
+
+
+class Api:
+    """The addresses below ``/api/v1/``.
+
+    Args:
+        registry: the folder of registered models.
+    """
+
+    def __init__(self, sources: Sources, registry: Path) -> None:
+        self._sources, self._registry = sources, registry
+
+    def routes(self) -> list[Route]:
+        """Return all addresses."""
+        return [Route(one.path, self._answering(one)) for one in ADDRESSES]
+
+    def _answering(self, address: Address) -> Callable[[Request], Response]:
+        answer: Answer = getattr(self, address.name)
+
+        def ask(request: Request) -> Response:
+            try:
+                return answer(request, Query(request, address.parameters))
+            except HpcdetError as error:
+                return failed(error)
+            except all_experiments.UNREADABLE as error:
+                what = f"its files cannot be read ({type(error).__name__})"
+                return failed(IntegrityError(what, where=request.url.path))
+
+        return ask
+
+    def experiments(self, request: Request, query: Query) -> Response:
+        """List experiments: items of ``ls``, and where the next ones begin."""
+        filters = Filters(
+            states=_known_states(query.words("state")),
+            tags=query.words("tag"),
+            users=query.words("user"),
+            projects=query.words("project"),
+        )
+        rows, warnings = listing.listed(
+            self._sources.root, filters, sort=query.text("sort") or "-created"
+        )
+        if wanted := query.text("q").lower():
+            rows = [row for row in rows if wanted in _words(row)]
+        first, limit = query.number("cursor", 0, _TRIALS), query.number("limit", 100, _MOST_ROWS)
+        last = first + limit
+        more = {"next": str(last)} if last < len(rows) else {}
+        return envelope(request, "ls", rows[first:last], warnings, **more)
+
+    def experiment(self, request: Request, query: Query) -> Response:
+        """Return the item of ``show``."""
+        return self._answer(request, "show", lambda gathered: [views.show(gathered)])
+
+    def trials(self, request: Request, query: Query) -> Response:
+        """Return items of ``ls --trials`` of one experiment."""
+        states = _known_states(query.words("state"))
+        return self._answer(
+            request,
+            "ls",
+            lambda gathered: [
+                row for row in views.trials(gathered) if not states or row.state in states
+            ],
+        )
+
+    def metrics(self, request: Request, query: Query) -> Response:
+        """Return items of ``metrics --x``; at most ``points`` of each trial and name."""
+        points = query.number("points", _MOST_POINTS, _MOST_POINTS)
+
+        def rows(gathered: Gathered) -> list[Any]:
+            found = measured.metrics(
+                gathered,
+                trial=_trial(gathered, query),
+                name=query.text("name", "*"),
+                group=query.text("group", "*"),
+                x=query.one_of("x", ("step", "epoch", "wall"), "step"),  # type: ignore[arg-type]
+            )
+            return _thinned(found, points)
+
+        return self._answer(request, "metrics", rows)
+
+    def logs(self, request: Request, query: Query) -> Response:
+        """Return items of ``logs``: the last ``limit`` lines that fit."""
+        limit = query.number("limit", 1000, _MOST_LINES)
+        level = query.one_of("level", ("", *logs.LEVELS), "")
+        pattern = _pattern(query.text("grep"))
+
+        def rows(gathered: Gathered) -> list[Any]:
+            chosen = logs.sources(
+                gathered.paths,
+                trial=_trial(gathered, query),
+                attempt=query.number("attempt", 0, _TRIALS),
+                ranks=query.numbers("rank", _TRIALS),
+            )
+            lines = itertools.chain.from_iterable(
+                logs.read(source, since=query.text("after"), level=level, whole=False)
+                for source in chosen
+            )
+            return list(deque((line for line in lines if pattern.search(line.text)), limit))
+
+        return self._answer(request, "logs", rows)
+
+    def events(self, request: Request, query: Query) -> Response:
+        """Return items of ``events``."""
+        kinds = query.words("kind")
+        return self._answer(
+            request,
+            "events",
+            lambda gathered: [
+                event
+                for event in views.events(gathered, _trial(gathered, query))
+                if not kinds or event.kind in kinds
+            ],
+        )
+
+    def checkpoints(self, request: Request, query: Query) -> Response:
+        """Return items of ``ckpt ls``."""
+        return self._answer(
+            request,
+            "ckpt.ls",
+            lambda gathered: views.checkpoints(gathered, _trial(gathered, query)),
+        )
+
+    def explain(self, request: Request, query: Query) -> Response:
+        """Return items of ``explain``; commands name experiments as from elsewhere."""
+        return self._answer(
+            request,
+            "explain",
+            lambda gathered: findings.explain(gathered, _trial(gathered, query)),
+        )
+
+    def compare(self, request: Request, query: Query) -> Response:
+        """Return items of ``compare``."""
+        found = [self._reference(text) for text in query.words("ids")]
+        rows, warnings = side_by_side.compare(found)
+        return envelope(request, "compare", rows, warnings)
+
+    def models(self, request: Request, query: Query) -> Response:
+        """Return items of ``registry ls``, or with ``name`` those of ``registry versions``."""
+        name = query.text("name")
+        if name:
+            found = version_views.versions(self._registry, name)
+            return envelope(request, "registry.versions", found.items, found.warnings)
+        found = version_views.newest(self._registry)
+        return envelope(request, "registry.ls", found.items, found.warnings)
+
+    def usage(self, request: Request, query: Query) -> Response:
+        """Return items of ``usage``."""
+        by = usage_table.checked(query.words("by") or ["user", "project"])
+        rows, warnings = all_experiments.of_each(
+            self._sources.experiments(),
+            lambda paths: usage_table.of_experiment(paths, by),
+        )
+        return envelope(request, "usage", usage_table.table(rows, by), warnings)
+
+    def _answer(
+        self, request: Request, verb: str, view: Callable[[Gathered], Sequence[Any]]
+    ) -> Response:
+        with self._sources.gathered(self._sources.find(request.path_params["id"])) as gathered:
+            return envelope(request, verb, view(gathered))
+
+    def _reference(self, text: str) -> find.Reference:
+        id, slash, number = text.partition("/")
+        paths = self._sources.find(id)
+        if not slash:
+            return find.Reference(paths)
+        if not (number.isascii() and number.isdigit() and len(number) < 10):
+            raise NotFound("no such trial", where=text[:100])
+        return find.reference(f"{paths.id}/{number}", self._sources.root)
+
+
+def _known_states(given: Sequence[str]) -> Sequence[str]:
+    if unknown := [state for state in given if state not in _STATES]:
+        hint = f"there are: {', '.join(_STATES)}"
+        raise UsageError(f"{unknown[0][:40]!r} is no state", where="state", hint=hint)
+    return given
+
+
+def _trial(gathered: Gathered, query: Query) -> int:
+    """Return the trial that is asked for; 0: all. Raises NotFound: there is none of that number."""
+    number = query.number("trial", 0, _TRIALS)
+    if number and gathered.trial(number) is None:
+        raise NotFound(f"no trial {number}", where=gathered.id)
+    return number
+
+
+def _words(row: Any) -> str:
+    return " ".join([row.id, row.name, row.user, row.project, *row.labels]).lower()
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(f"not a regular expression: {error}", where="grep") from error
+
+
+def _thinned(rows: list[Any], points: int) -> list[Any]:
+    """Keep at most so many rows of each trial, group and name: evenly, with the first and last."""
+    if not points:
+        return []
+    series: dict[tuple[int, str, str], list[Any]] = defaultdict(list)
+    for row in rows:
+        series[row.trial, row.group, row.name].append(row)
+    kept: set[int] = set()
+    for one in series.values():
+        step = max(1.0, (len(one) - 1) / max(1, points - 1))
+        places = {round(place * step) for place in range(min(points, len(one)))}
+        kept |= {id(one[place]) for place in places if place < len(one)}
+    return [row for row in rows if id(row) in kept]

@@ -1,0 +1,101 @@
+"""The server: its application, and its life from a bound socket until nobody asks any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+
+from hpcdet.serve import openapi
+from hpcdet.serve.access import Access
+from hpcdet.serve.answers import JSON, refusal
+from hpcdet.serve.api import Api
+from hpcdet.serve.listening import Listening
+from hpcdet.serve.sources import Sources
+
+_LOOK_S = 1.0
+_AT_ONCE = 32
+
+
+def new_token() -> str:
+    """Return a token of 256 random bits."""
+    return secrets.token_urlsafe(32)
+
+
+def application(root: Path, registry: Path, token: str) -> Access:
+    """Return the application that answers those who show the token."""
+    sources = Sources(root)
+    api = [*Api(sources, registry).routes(), Route("/openapi.json", _openapi)]
+    app = Starlette(
+        routes=[Mount("/api/v1", routes=api)],
+        exception_handlers={HTTPException: _missing, Exception: _broken},
+    )
+    app.router.redirect_slashes = False
+    return Access(app, token, f"hpcdet-{secrets.token_hex(4)}")
+
+
+def serve(app: Access, where: Listening, idle_s: float | None) -> None:
+    """Answer until nobody has asked for ``idle_s`` seconds, or SIGINT or SIGTERM come."""
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_AT_ONCE,
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=2,
+        )
+    )
+
+    async def life() -> None:
+        async with _ending(server, app, idle_s):
+            await server.serve(sockets=[where.socket])
+
+    asyncio.run(life())
+
+
+@contextlib.asynccontextmanager
+async def _ending(server: uvicorn.Server, app: Access, idle_s: float | None) -> AsyncIterator[None]:
+    """End the server once nobody has asked for some time."""
+
+    async def watch(limit: float) -> None:
+        while time.monotonic() - app.asked_at < limit:
+            await asyncio.sleep(min(_LOOK_S, limit))
+        server.should_exit = True
+
+    task = asyncio.create_task(watch(idle_s)) if idle_s is not None else None
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
+
+
+def _openapi(_: Request) -> Response:
+    return Response(openapi.description(), media_type=JSON)
+
+
+def _missing(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    hint = "GET /api/v1/openapi.json lists all addresses"
+    return refusal(status, "NOT_FOUND", "no such address", where=request.url.path, hint=hint)
+
+
+def _broken(request: Request, error: Exception) -> Response:
+    what = f"the server failed ({type(error).__name__})"
+    return refusal(500, "FAILED", what, where=request.url.path)
