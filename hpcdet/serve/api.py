@@ -23,6 +23,8 @@ from hpcdet.read.lookup import all_experiments, find, listing
 from hpcdet.read.lookup.listing import Filters
 from hpcdet.read.usage import usage_table
 from hpcdet.read.views import logs, views
+from hpcdet.read.views.brief import ExperimentView
+from hpcdet.read.views.items import keys
 from hpcdet.registry import version_views
 from hpcdet.serve.answers import envelope, failed
 from hpcdet.serve.queries import LONGEST, Query
@@ -59,6 +61,8 @@ def _of(choices: Sequence[str]) -> Mapping[str, Any]:
     return {"type": "string", "enum": list(choices)}
 
 
+_ID = {"type": "string", "minLength": 1, "maxLength": 100, "pattern": "^[^, ]+$"}
+_IDS = {"type": "array", "items": _ID, "minItems": 2, "uniqueItems": True}
 _ONE = "/experiments/{id}"
 _TRIAL = {"trial": _up_to(_TRIALS)}
 _STATE = {"type": "array", "items": _of(_STATES)}
@@ -70,7 +74,8 @@ ADDRESSES = (
         {
             "state": _STATE,
             **dict.fromkeys(("tag", "user", "project"), _MANY),
-            **dict.fromkeys(("q", "sort"), _ANY),
+            "q": _ANY,
+            "sort": _of([sign + key for _, key, _ in keys(ExperimentView) for sign in ("", "-")]),
             "limit": _up_to(_MOST_ROWS),
             "cursor": _up_to(_TRIALS),
         },
@@ -97,7 +102,7 @@ ADDRESSES = (
             **_TRIAL,
             "attempt": _up_to(_TRIALS),
             "rank": {"type": "array", "items": _up_to(_TRIALS)},
-            "grep": _ANY,
+            "grep": {**_ANY, "format": "regex"},
             "after": _ANY,
             "level": _of(("", *logs.LEVELS)),
             "limit": _up_to(_MOST_LINES),
@@ -106,9 +111,9 @@ ADDRESSES = (
     Address(f"{_ONE}/events", "events", "events", {**_TRIAL, "kind": _MANY}),
     Address(f"{_ONE}/checkpoints", "checkpoints", "ckpt.ls", _TRIAL),
     Address(f"{_ONE}/explain", "explain", "explain", _TRIAL),
-    Address("/compare", "compare", "compare", {"ids": _MANY}),
+    Address("/compare", "compare", "compare", {"ids": _IDS}),
     Address("/models", "models", "registry.ls", {"name": _ANY}),
-    Address("/usage", "usage", "usage", {"by": _MANY}),
+    Address("/usage", "usage", "usage", {"by": {"type": "array", "items": _of(usage_table.KEYS)}}),
 )
 """All but ``/openapi.json``, which describes them."""
 

@@ -42,10 +42,10 @@ class Query:
 
     def number(self, name: str, default: int, most: int) -> int:
         """Return a whole number from 0 to ``most``. Raises UsageError: it is none."""
-        text = self._given.get(name, "")
-        if not text:
+        text = self._given.get(name)
+        if text is None:
             return default
-        if not (text.isascii() and text.isdigit()) or len(text) > 9 or int(text) > most:
+        if not (text.isascii() and text.isdigit()) or len(text) > 10 or int(text) > most:
             raise UsageError(f"{text[:40]!r} is no whole number from 0 to {most}", where=name)
         return int(text)
 
@@ -53,7 +53,7 @@ class Query:
         """Return whole numbers from 0 to ``most``, as ``words``. Raises UsageError: one is none."""
         found = []
         for word in self.words(name):
-            if not (word.isascii() and word.isdigit()) or len(word) > 9 or int(word) > most:
+            if not (word.isascii() and word.isdigit()) or len(word) > 10 or int(word) > most:
                 raise UsageError(f"{word[:40]!r} is no whole number from 0 to {most}", where=name)
             found.append(int(word))
         return found
