@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.read.explanation import findings
 from hpcdet.read.experiment import gather
+from hpcdet.read.explanation import findings
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, Closed, Intent, WorkerClaim, WorkerEnd
 from hpcdet.worker import avoided_host
