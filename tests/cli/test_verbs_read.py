@@ -28,7 +28,7 @@ from hpcdet.search.api import codec, events
 from hpcdet.store.config import resolved_config as config
 from hpcdet.store.fs import files
 from hpcdet.units import Length
-from tests.builders import Builder
+from tests.builders import Builder, sweep
 from tests.commands import Cli
 
 
@@ -653,3 +653,46 @@ def test_show_never_cuts_a_job(cli: Cli) -> None:
     job = "local-66154c87e92a3-844f00112233@node01.example.org"
     built.job(job)
     assert job in cli("show", "digits", "--section", "jobs").out
+
+
+def test_a_report_is_made_as_asked(
+    cli: Cli, swept: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1800000000")
+    for form in ("html", "json", "md"):
+        said = cli("report", "digits", "--format", form, "--plain").out
+        file = Path(said.strip())
+        assert file == swept.paths.root / f"report.{form}"
+        first = file.read_bytes()
+        cli("report", "digits", "--format", form, "--plain")
+        assert file.read_bytes() == first
+        assert b"2027-01-15" in first
+    followed = tmp_path / "followed.html"
+    cli("report", "digits", "--follow=1s", "-o", followed)  # over already: it is written once
+    assert 'http-equiv="refresh"' not in followed.read_text()
+    assert "script-src" in followed.read_text()
+    cli("report", "digits", "--anon", "--plain", "-o", followed)
+    assert "ada" not in followed.read_text().split()
+    assert "user-1" in followed.read_text()
+    assert "cannot be redacted" in cli("report", "digits", "--redact", "shoes", code=2).err
+    assert "--max-mb" in cli("report", "digits", "--max-mb", "0.01", code=2).err
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
+    assert "SOURCE_DATE_EPOCH" in cli("report", "digits", code=2).err
+
+
+def test_a_followed_report_is_written_until_the_experiment_is_over(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = sweep(cli.root / "digits-7f3a", ended=False)
+    seen: list[str] = []
+    page = tmp_path / "page.html"
+
+    def pause(seconds: float) -> None:
+        seen.append(page.read_text())
+        built.close("COMPLETED")
+
+    monkeypatch.setattr("hpcdet.cli.observe.report.pause", pause)
+    assert cli("report", "digits", "--follow=5s", "-o", page).out == f"{page}\n"
+    [going] = seen
+    assert 'http-equiv="refresh" content="5"' in going
+    assert 'http-equiv="refresh"' not in page.read_text()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,20 +12,33 @@ from typing import Any
 
 import pytest
 
-from hpcdet import units
+from hpcdet import shipped, units
+from hpcdet.errors import UsageError
 from hpcdet.read import report
 from hpcdet.read.experiment.gather import gather
-from hpcdet.read.report import curves, scale, timeline_chart
+from hpcdet.read.report import curves, embedded, timeline_chart
+from hpcdet.read.report import scale as scales
+from hpcdet.read.sections import whole
+from hpcdet.read.sections.extent import ReportExtent
+from hpcdet.read.sections.metric_lines import kept
 from hpcdet.read.usage.spans import epoch, spans, totals
 from hpcdet.read.views import timeline
 from hpcdet.store.fs import files
-from tests.builders import EPOCH, Builder, sweep
+from tests.builders import EPOCH, Builder, at, sweep
 
 NOW = EPOCH.timestamp() + 1000
 
 
-def render(built: Builder) -> str:
-    return report.render(gather(built.paths), NOW)
+PLAIN = report.ReportOptions(plain=True)
+
+
+def render(built: Builder, options: report.ReportOptions = PLAIN) -> str:
+    return report.render(gather(built.paths), NOW, options)
+
+
+def charts(built: Builder) -> list[curves.Chart]:
+    shown = whole.report(gather(built.paths), NOW).sections
+    return curves.charts(shown.curves, shown.trials, False)
 
 
 class Text(HTMLParser):
@@ -89,17 +104,17 @@ def test_the_report_tells_what_happened(tmp_path: Path) -> None:
     ):
         assert words in page.text
     assert str(tmp_path) not in page.text  # the page may be sent to others
-    sections = {"time", "timeline", "trials", "curves", "failures", "checkpoints", "config"}
-    assert sections <= set(page.ids)
+    assert [name for name in page.ids if name in whole.NAMES] == list(whole.NAMES)
     assert len(page.ids) == len(set(page.ids))
 
 
-def test_the_page_can_load_and_run_nothing(tmp_path: Path) -> None:
+def test_a_plain_page_can_load_and_run_nothing(tmp_path: Path) -> None:
     text = render(sweep(tmp_path / "digits-7f3a"))
     page = Text(text)
     assert not page.tags & {"script", "iframe", "object", "embed", "img", "form"}
     assert all(link.startswith(("#", "data:,")) for link in page.links)
     assert "default-src 'none'" in text
+    assert "script-src" not in text
     assert "url(" not in text
     assert "@import" not in text
 
@@ -169,20 +184,20 @@ def test_nan_breaks_a_curve_and_is_counted(tmp_path: Path) -> None:
     for step, value in enumerate([1.0, 2.0, float("nan"), 4.0, float("inf"), 1.0, 2.0]):
         attempt.metrics("validation", step, validation_loss=value)
     attempt.metrics("training", 1, confusion=[[1, 2], [3, 4]], name="text")
-    [chart] = curves.charts(gather(built.paths))
+    [chart] = charts(built)
     [line] = chart.lines
     assert (len(line.paths), len(line.dots), line.odd, line.count) == (2, 1, 2, 7)
     assert "NaN" not in "".join(line.paths)
 
 
 def test_long_curves_keep_their_extremes() -> None:
-    points = [(float(n), 1.0) for n in range(10000)]
-    points[4321] = (4321.0, 99.0)
-    points[7777] = (7777.0, -99.0)
-    kept = scale.reduce(points, 300)
-    assert len(kept) <= 302
-    assert {points[0], points[-1], points[4321], points[7777]} <= set(kept)
-    assert kept == sorted(kept)
+    values = [1.0] * 10000
+    values[4321] = 99.0
+    values[7777] = -99.0
+    places = kept(values, 300)
+    assert len(places) <= 302
+    assert {0, 9999, 4321, 7777} <= set(places)
+    assert places == sorted(places)
 
 
 def test_large_searches_are_cut_and_say_so(tmp_path: Path) -> None:
@@ -191,7 +206,7 @@ def test_large_searches_are_cut_and_say_so(tmp_path: Path) -> None:
         attempt = built.trial(hidden=n).attempt()
         attempt.metrics("validation", 10, validation_loss=float(n + 1))
         attempt.end("completed")
-    [chart] = curves.charts(gather(built.paths))
+    [chart] = charts(built)
     assert (len(chart.lines), chart.left_out) == (20, 5)
     assert [line.trial for line in chart.lines] == list(range(1, 21))
     assert "5 are not drawn" in Text(render(built)).text
@@ -202,7 +217,7 @@ def test_large_searches_are_cut_and_say_so(tmp_path: Path) -> None:
     [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (-3, 7, [-2, 0, 2, 4, 6]), (5, 5, [5])],
 )
 def test_ticks_are_round(low: float, high: float, ticks: list[float]) -> None:
-    assert scale.even(low, high) == ticks
+    assert scales.even(low, high) == ticks
 
 
 @pytest.mark.parametrize(
@@ -239,7 +254,7 @@ def test_an_attempt_that_left_for_more_nodes_is_no_failure(tmp_path: Path) -> No
 
 
 def test_a_year_has_few_ticks() -> None:
-    assert all(len(scale.times(length)) <= 8 for length in (0.5, 7, 100, 5000, 90000, 3e7))
+    assert all(len(scales.times(length)) <= 8 for length in (0.5, 7, 100, 5000, 90000, 3e7))
 
 
 def test_every_end_has_a_sign(tmp_path: Path) -> None:
@@ -249,7 +264,7 @@ def test_every_end_has_a_sign(tmp_path: Path) -> None:
     for reason in (*reasons, "completed"):
         trial.attempt().end(reason)
     gathered = gather(built.paths)
-    timeline = timeline_chart.timeline(gathered, spans(gathered, NOW))
+    timeline = timeline_chart.timeline(whole.report(gathered, NOW).sections.timeline)
     assert timeline is not None
     signs = ["↺", "◷", "↗", "‖", "✗", "✗", "✓"]
     assert [mark.sign for mark in timeline.lanes[0].ends] == signs
@@ -286,4 +301,126 @@ def test_the_command_stands_before_what_else_is_known_of_the_origin(tmp_path: Pa
     page = Text(render(built)).text
     rows = page.partition("Where it came from WhatValue ")[2]
     assert rows.startswith("commandhpcdet submit 'a b.yaml' data /imagessha256:ab, 2 files a000")
-    assert "FILE:7" not in page
+    assert "FILE:7" not in rows
+
+
+def test_a_cut_table_keeps_the_best_trial(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    for n in range(8):
+        attempt = built.trial(hidden=n).attempt()
+        attempt.metrics("validation", 10, validation_loss=float(8 - n))
+        attempt.end("completed")
+    shown = whole.report(gather(built.paths), NOW, ReportExtent(3, 2, 10, 3)).sections
+    assert [row.trial for row in shown.trials.rows] == [8, 7, 6]
+    assert (shown.trials.left_out, shown.trials.best) == (5, 8)
+    assert shown.curves.trials == [8, 7]
+    assert 8 in [lane.trial for lane in shown.timeline.lanes]
+    assert "5 trials are left out" in " ".join(shown.summary.completeness)
+
+
+def test_a_file_is_cut_to_its_size_or_refused(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    for n in range(60):
+        attempt = built.trial(hidden=n).attempt()
+        for step in range(50):
+            attempt.metrics("validation", step, validation_loss=float(n + step % 7) + 1)
+        attempt.end("completed")
+    whole_size = len(render(built).encode())
+    small = render(built, report.ReportOptions(plain=True, max_mb=0.9 * whole_size / 1e6))
+    assert len(small.encode()) < 0.9 * whole_size
+    assert "are not drawn" in Text(small).text
+    with pytest.raises(UsageError, match="MB"):
+        render(built, report.ReportOptions(plain=True, max_mb=0.001))
+
+
+def test_the_same_folder_gives_the_same_bytes_in_each_format(tmp_path: Path) -> None:
+    for form in ("html", "json", "md"):
+        built = sweep(tmp_path / f"digits-{form}")
+        options = report.ReportOptions(format=form)
+        assert render(built, options) == render(built, options)
+
+
+def test_json_has_every_section(tmp_path: Path) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    item = json.loads(render(built, report.ReportOptions(format="json")))
+    assert item["schema"] == "hpcdet.report/1"
+    assert list(item["sections"]) == list(whole.NAMES)
+    assert item["sections"]["summary"]["answer"]["trial"] == 2
+    assert item["sections"]["summary"]["answer"]["margin"] == pytest.approx(0.15)
+    [failure] = item["sections"]["failures"]["groups"]
+    assert failure["attempts"] == ["3.1", "3.2"]
+    [chart] = [one for one in item["sections"]["curves"]["charts"] if one["name"] == "loss"]
+    [first] = [one for one in chart["lines"] if one["trial"] == 1]
+    assert first["points"]["attempt"] == [1, 1, 2, 2, 2]
+    assert first["superseded"]["step"] == [150]
+    assert first["points"]["slot_hours"] == sorted(first["points"]["slot_hours"])
+
+
+def test_markdown_shows_names_as_they_are(tmp_path: Path) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    built.trial(**{"a|b<script>": "`x`"})
+    text = render(built, report.ReportOptions(format="md"))
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        f"## {name.capitalize()}" for name in whole.NAMES
+    ]
+    assert "<script>" not in text
+    assert "No data." in text.partition("## Governance")[2][:20]
+    assert "| 2 | 1 | COMPLETED |" in text
+
+
+HOME = "/".join(["", "home"])
+
+
+def test_redaction_replaces_each_name_by_one_word(tmp_path: Path) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    record = {"user": "ada", "host": "login1", "cwd": f"{HOME}/ada/secret", "created_at": at(0)}
+    record["git"] = {"commit": "abc123", "remote": "git@host:ada/x", "dirty": False}  # type: ignore[assignment]
+    record["environment"] = {"LANG": "C"}  # type: ignore[assignment]
+    built.paths.provenance.write_bytes(files.canonical(record))
+    plain = Text(render(built)).text
+    assert "ada" in plain and "login1" in plain and "abc123" in plain
+    for options in (
+        report.ReportOptions(plain=True, redact=("user", "host", "path", "env")),
+        report.ReportOptions(plain=True, anonymous=True),
+        report.ReportOptions(format="json", anonymous=True),
+    ):
+        text = render(built, options)
+        words = Text(text).text if options.format == "html" else text
+        assert not re.search(rf"\bada\b|login1|{HOME}|\bn1\b|environment.LANG", words)
+        assert "user-1" in words
+        assert ("digits" in words) != options.anonymous
+        assert ("abc123" in words) != options.anonymous
+
+
+def test_the_engine_is_the_official_one() -> None:
+    vendor = shipped.folder("templates") / "report" / "vendor"
+    digest = hashlib.sha256((vendor / "echarts.min.js").read_bytes()).hexdigest()
+    assert digest == "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0"  # 6.1.0
+    assert "Apache License" in (vendor / "LICENSE").read_text()
+    assert (vendor / "NOTICE").read_text().startswith("Apache ECharts")
+
+
+def test_the_own_script_stays_small() -> None:
+    folder = shipped.folder("templates") / "report" / "script"
+    assert {path.name for path in folder.glob("*.js")} == set(embedded.OWN)
+    assert sum(len(path.read_text().splitlines()) for path in folder.glob("*.js")) <= 1000
+
+
+def test_every_stop_is_listed_with_its_bound(tmp_path: Path) -> None:
+    built = sweep(tmp_path / "digits-7f3a", ended=False)
+    said = {"kind": "report", "trial": 1, "length": {"batches": 100}}
+    built.decide("event", event={**said, "metrics": {"validation_loss": 0.5}})
+    why = "rung 1 of 3 (100 batches): rank 3 of 6, the best 2 go on"
+    built.decide("action", action={"kind": "stop", "trial": 1, "why": why})
+    why = "threshold: 0.5 is above 0.4"
+    built.decide("action", action={"kind": "stop", "trial": 2, "why": why})
+    first, second = whole.report(gather(built.paths), NOW).sections.search.stops
+    assert (first.rule, first.length, first.value) == ("rung 1 of 3 (100 batches)", 100, 0.5)
+    assert first.bound == "among the best 2 of 6"
+    assert first.compared.startswith("5 other trials")
+    assert (second.rule, second.bound, second.length, second.value) == (
+        "threshold",
+        "0.4",
+        None,
+        None,
+    )

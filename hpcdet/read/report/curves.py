@@ -1,23 +1,18 @@
-"""Learning curves: one chart per metric, one line per trial."""
+"""Learning curves as SVG: one chart per metric, one line per trial."""
 
 from __future__ import annotations
 
-import math
-from array import array
-from collections import defaultdict
-from dataclasses import dataclass, field
-from operator import itemgetter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from hpcdet.read.experiment import series
-from hpcdet.read.experiment.gather import Gathered
-from hpcdet.read.report.scale import Axes, Scale, number, reduce, scale
+from hpcdet.read.report.scale import Axes, Scale, number, scale
+from hpcdet.read.sections.metric_lines import ChartView, CurvePoints, CurvesSection, LineView
+from hpcdet.read.sections.trial_rows import TrialsSection
 
 FRAME = LEFT, TOP, RIGHT, BOTTOM = (64, 12, 616, 240)
-CHARTS = 8
-LINES = 20
-POINTS = 300
-_STYLES = 8
+STYLES = 8
+"""Trials with a colour of their own, the best first; all others share the last style."""
 _LOG_RATIO = 100.0
 
 
@@ -28,14 +23,15 @@ class Line:
     Attributes:
         style: number of its colour and dashes.
         paths: pieces of the curve as SVG paths; NaN and infinite values lie between them.
+        faint: pieces that a later attempt trained again.
         dots: places of values that no piece shows as a line.
         restarts: places where another attempt goes on.
-        odd: how many values are NaN or infinite.
     """
 
     trial: int
     style: int
     paths: list[str]
+    faint: list[str]
     dots: list[tuple[float, float]]
     restarts: list[tuple[float, float]]
     count: int
@@ -59,138 +55,91 @@ class Chart:
     reduced: bool
 
 
-@dataclass
-class _Curve:
-    """One trial's values of one metric, of which there may be very many.
-
-    Attributes:
-        first, last: the steps and the reported values at both ends.
-    """
-
-    steps: array[int] = field(default_factory=lambda: array("q"))
-    values: array[float] = field(default_factory=lambda: array("d"))
-    attempts: array[int] = field(default_factory=lambda: array("l"))
-    first: tuple[int, Any] | None = None
-    last: tuple[int, Any] | None = None
-
-    def add(self, row: dict[str, Any], value: float) -> None:
-        step = int(row["step"])
-        self.steps.append(step)
-        self.values.append(value)
-        self.attempts.append(row["attempt"])
-        if self.first is None or step < self.first[0]:
-            self.first = step, row["value"]
-        if self.last is None or step >= self.last[0]:
-            self.last = step, row["value"]
-
-    def points(self) -> list[tuple[int, float, int]]:
-        """Return step, value and attempt in the order of steps."""
-        return sorted(zip(self.steps, self.values, self.attempts, strict=True), key=itemgetter(0))
-
-    def finite(self) -> list[float]:
-        return [value for value in self.values if math.isfinite(value)]
-
-
-def charts(gathered: Gathered) -> list[Chart]:
-    """Return the charts: the searcher's metric first, then validation, then the rest."""
-    searcher = gathered.config.searcher
-    curves: dict[tuple[str, str], dict[int, _Curve]] = defaultdict(dict)
-    for trial in gathered.trials:
-        for row in series.of_trial(trial):
-            value = _float(row["value"])
-            if value is not None and not row["superseded"]:
-                own = curves[row["group"], row["name"]]
-                own.setdefault(trial.number, _Curve()).add(row, value)
-
-    def rank(key: tuple[str, str]) -> tuple[bool, bool, str, str]:
-        group, name = key
-        return (name != searcher.metric, group != "validation", group, name)
-
-    def whose(name: str) -> str | None:
-        """Return the suffix for the best trial; None for metrics other than the searcher's."""
-        anybody = ", feasible or not" if searcher.goals.constraints else ""
-        return anybody if name == searcher.metric else None
-
-    chosen = sorted(curves, key=rank)[:CHARTS]
-    styles = {trial.number: n % _STYLES for n, trial in enumerate(gathered.trials)}
-    made = (
-        _chart(key, curves[key], styles, searcher.smaller_is_better, whose(key[1]))
-        for key in chosen
-    )
-    return [chart for chart in made if chart is not None]
-
-
-def _float(value: Any) -> float | None:
-    try:
-        return float(value) if not isinstance(value, bool) else None
-    except (TypeError, ValueError):
-        return None
+def charts(curves: CurvesSection, trials: TrialsSection, constrained: bool) -> list[Chart]:
+    """Return the charts of the section ``curves``; none of metrics without a finite value."""
+    styles = {trial: min(n, STYLES) for n, trial in enumerate(curves.trials)}
+    found = (_chart(one, styles, curves.left_out, trials, constrained) for one in curves.charts)
+    return [chart for chart in found if chart is not None]
 
 
 def _chart(
-    key: tuple[str, str],
-    trials: dict[int, _Curve],
-    styles: dict[int, int],
-    smaller_is_better: bool,
-    ranked: str | None,
+    view: ChartView, styles: dict[int, int], left_out: int, trials: TrialsSection, constrained: bool
 ) -> Chart | None:
-    sign = 1 if smaller_is_better else -1
-    top = {n: min((sign * v for v in own.finite()), default=math.inf) for n, own in trials.items()}
-    order = sorted(trials, key=lambda n: (top[n], n))
-    shown = sorted(order[:LINES])
-    values = [value for n in shown for value in trials[n].finite()]
-    if not values:
+    points = [line.points for line in view.lines]
+    again = [line.superseded for line in view.lines]
+    values = [v for one in (*points, *again) for v in one.value if v is not None]
+    steps = [float(step) for one in (*points, *again) for step in one.step]
+    if not any(v is not None for one in points for v in one.value):
         return None
-    steps = [float(step) for n in shown for step in trials[n].steps]
     log = min(values) > 0 and max(values) / min(values) >= _LOG_RATIO
     x = scale(steps, LEFT, RIGHT)
     y = scale(values, BOTTOM, TOP, log=log, air=0.04)
-    best = order[0]
+    smaller = trials.smaller_is_better
     return Chart(
         axes=Axes(
             [(x(tick), number(int(tick))) for tick in x.ticks() if tick == int(tick)],
             [(y(tick), number(tick)) for tick in y.ticks()],
             *FRAME,
         ),
-        group=key[0],
-        name=key[1],
-        lines=[_line(n, styles[n], trials[n], x, y, smaller_is_better) for n in shown],
-        left_out=len(trials) - len(shown),
+        group=view.group,
+        name=view.name,
+        lines=[_line(line, styles[line.trial], x, y, smaller) for line in view.lines],
+        left_out=left_out,
         log=log,
-        summary=(
-            f"The best value is {number(sign * top[best])}, of trial {best}{ranked}."
-            if ranked is not None
-            else f"Values from {number(min(values))} to {number(max(values))}."
-        ),
-        reduced=any(len(trials[n].steps) > POINTS for n in shown),
+        summary=_summary(view, smaller, constrained),
+        reduced=view.reduced,
     )
 
 
-def _line(trial: int, style: int, curve: _Curve, x: Scale, y: Scale, smaller: bool) -> Line:
-    pieces: list[list[tuple[float, float]]] = [[]]
+def _summary(view: ChartView, smaller: bool, constrained: bool) -> str:
+    least = [(one.least, one.trial) for one in view.lines if one.least is not None]
+    greatest = [(one.greatest, one.trial) for one in view.lines if one.greatest is not None]
+    if view.searched:
+        value, trial = min(least) if smaller else max(greatest)
+        anybody = ", feasible or not" if constrained else ""
+        return f"The best value is {number(value)}, of trial {trial}{anybody}."
+    return f"Values from {number(min(least)[0])} to {number(max(greatest)[0])}."
+
+
+def _line(view: LineView, style: int, x: Scale, y: Scale, smaller: bool) -> Line:
+    drawn = [*_pieces(view.points)]
     restarts = []
-    points = curve.points()
-    before = points[0][2]
-    for step, value, attempt in points:
-        if not math.isfinite(value):
-            pieces.append([])
-            continue
-        pieces[-1].append((float(step), value))
-        if attempt != before:
-            restarts.append((x(step), y(value)))
+    before: Any = None
+    for step, value, attempt in _columns(view.points):
+        if value is not None:
+            if before not in (None, attempt):
+                restarts.append((x(step), y(value)))
             before = attempt
-    drawn = [reduce(piece, POINTS) for piece in pieces if piece]
-    finite = curve.finite()
-    assert curve.first is not None and curve.last is not None
     return Line(
-        trial=trial,
+        trial=view.trial,
         style=style,
-        paths=["M" + "L".join(f"{x(a)} {y(b)}" for a, b in p) for p in drawn if len(p) > 1],
-        dots=[(x(a), y(b)) for p in drawn if len(p) == 1 for a, b in p],
+        paths=_paths(drawn, x, y),
+        faint=_paths([*_pieces(view.superseded)], x, y),
+        dots=[(x(a), y(b)) for piece in drawn if len(piece) == 1 for a, b in piece],
         restarts=restarts,
-        count=len(points),
-        odd=len(points) - len(finite),
-        first=number(curve.first[1]),
-        last=number(curve.last[1]),
-        best=number((min if smaller else max)(finite)) if finite else "",
+        count=view.count,
+        odd=view.odd,
+        first=number(view.first),
+        last=number(view.last),
+        best=number(view.least if smaller else view.greatest),
     )
+
+
+def _columns(points: CurvePoints) -> Iterator[tuple[int, float | None, int]]:
+    return zip(points.step, points.value, points.attempt, strict=True)
+
+
+def _pieces(points: CurvePoints) -> Iterator[list[tuple[int, float]]]:
+    piece: list[tuple[int, float]] = []
+    for step, value, _ in _columns(points):
+        if value is not None:
+            piece.append((step, value))
+        elif piece:
+            yield piece
+            piece = []
+    if piece:
+        yield piece
+
+
+def _paths(pieces: Sequence[Sequence[tuple[int, float]]], x: Scale, y: Scale) -> list[str]:
+    return ["M" + "L".join(f"{x(a)} {y(b)}" for a, b in p) for p in pieces if len(p) > 1]

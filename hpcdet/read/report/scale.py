@@ -103,19 +103,3 @@ def number(value: float | str | None) -> str:
     if not isinstance(value, int | float):
         return "" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def reduce(points: Sequence[tuple[float, float]], limit: int) -> list[tuple[float, float]]:
-    """Reduce to about ``limit`` points: first, last, and the extremes of equal parts between."""
-    if len(points) <= limit:
-        return list(points)
-    width = len(points) / (limit // 2)
-    kept: dict[int, tuple[float, float]] = {0: points[0], len(points) - 1: points[-1]}
-    for bucket in range(limit // 2):
-        indices = range(int(bucket * width), int((bucket + 1) * width))
-        for index in (
-            min(indices, key=lambda i: points[i][1]),
-            max(indices, key=lambda i: points[i][1]),
-        ):
-            kept[index] = points[index]
-    return [kept[index] for index in sorted(kept)]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdet import units
-from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 from hpcdet.read.report.scale import Scale, times
-from hpcdet.read.usage.spans import KINDS, Span, epoch
+from hpcdet.read.sections.time_spent import LaneView
+from hpcdet.read.sections.time_spent import TimelineSection as Section
+from hpcdet.read.usage.spans import KINDS
 
 WIDTH = 960
 LEFT, RIGHT, TOP, BOTTOM = 56, 20, 8, 28
 LANE = 22
-LANES = 200
 TICK_GAP = 4.0
 """Least distance of two ticks; of a dense row of checkpoints, every so many are drawn."""
 MARKS = {
@@ -76,52 +74,44 @@ class Timeline:
     lane: int = LANE
 
 
-def timeline(gathered: Gathered, found: Sequence[Span]) -> Timeline | None:
-    """Return the timeline of an experiment; None if nothing has happened yet."""
-    if not found:
+def timeline(section: Section) -> Timeline | None:
+    """Return the drawing of the section ``timeline``; None if nothing has happened yet."""
+    if not section.lanes:
         return None
-    begin = min(span.start for span in found)
-    length = max(span.end for span in found) - begin
-    x = Scale(begin, begin + length, LEFT, WIDTH - RIGHT)
-    by_trial: dict[int, list[Span]] = defaultdict(list)
-    for span in found:
-        by_trial[span.trial].append(span)
-    trials = [trial for trial in gathered.trials if trial.number in by_trial]
-    lanes = [
-        _lane(trial, TOP + LANE * n, by_trial[trial.number], x)
-        for n, trial in enumerate(trials[:LANES])
-    ]
+    x = Scale(0.0, section.length_s, LEFT, WIDTH - RIGHT)
+    lanes = [_lane(lane, TOP + LANE * n, x) for n, lane in enumerate(section.lanes)]
     bottom = TOP + LANE * len(lanes)
     return Timeline(
         lanes=lanes,
-        left_out=len(trials) - len(lanes),
-        x_ticks=[(x(begin + tick), units.duration(tick)) for tick in times(length)],
-        length=units.duration(length),
+        left_out=section.left_out,
+        x_ticks=[(x(tick), units.duration(tick)) for tick in times(section.length_s)],
+        length=units.duration(section.length_s),
         height=bottom + BOTTOM,
         bottom=bottom,
     )
 
 
-def _lane(trial: GatheredTrial, y: float, found: Sequence[Span], x: Scale) -> ChartLane:
+def _lane(lane: LaneView, y: float, x: Scale) -> ChartLane:
     bars = [
         SpanBar(
             span.kind,
             x(span.start),
             round(max(x(span.end) - x(span.start), 0.5), 2),
-            f"trial {trial.number}, attempt {span.attempt}: "
+            f"trial {lane.trial}, attempt {span.attempt}: "
             f"{KINDS[span.kind].lower()}, {units.duration(span.end - span.start)}",
         )
-        for span in found
+        for span in lane.spans
     ]
     checkpoints: list[ChartMark] = []
-    ends: list[ChartMark] = []
-    for attempt in trial.attempts:
-        for line in attempt.of_kind("checkpoint"):
-            at = x(epoch(line["t"]))
-            if not checkpoints or at - checkpoints[-1].x >= TICK_GAP:
-                checkpoints.append(ChartMark(at, "", f"checkpoint {line['name']}"))
-        if attempt.end is not None and attempt.end.at:
-            reason = attempt.end.reason
-            title = f"attempt {attempt.number} ended: {reason.replace('_', ' ')}"
-            ends.append(ChartMark(x(epoch(attempt.end.at)), MARKS.get(reason, WRONG), title))
-    return ChartLane(trial.number, y, bars, checkpoints, ends)
+    for time in lane.checkpoints:
+        if not checkpoints or x(time) - checkpoints[-1].x >= TICK_GAP:
+            checkpoints.append(ChartMark(x(time), "", f"checkpoint after {units.duration(time)}"))
+    ends = [
+        ChartMark(
+            x(end.at),
+            MARKS.get(end.reason, WRONG),
+            f"attempt {end.attempt} ended: {end.reason.replace('_', ' ')}",
+        )
+        for end in lane.ends
+    ]
+    return ChartLane(lane.trial, y, bars, checkpoints, ends)

@@ -64,10 +64,14 @@ class AllocationView:
     """By the scheduler's accounting; null where that has no charge for it yet."""
 
 
-def spent(source: ExperimentPaths | Gathered) -> SpentView:
-    """Return the cost so far."""
+def spent(source: ExperimentPaths | Gathered, now: float | None = None) -> SpentView:
+    """Return the cost so far.
+
+    Args:
+        now: epoch seconds until which what goes on is counted.
+    """
     gathered = gather(source)
-    budget, found = _budget(gathered), account_of(gathered)
+    budget, found = _budget(gathered), account_of(gathered, now)
     left = None
     if budget.slot_hours is not None:
         left = budget.slot_hours * HOUR_S - found.spent_slot_s - found.reserved_slot_s
@@ -79,7 +83,7 @@ def spent(source: ExperimentPaths | Gathered) -> SpentView:
         counted_slot_hours=_hours(found.counted_slot_s),
         reserved_slot_hours=_hours(found.reserved_slot_s),
         left_slot_hours=None if left is None else _hours(max(0.0, left)),
-        wall_s=None if found.begun is None else round(until(gathered) - found.begun, 3),
+        wall_s=None if found.begun is None else round(until(gathered, now) - found.begun, 3),
         budget=budget,
     )
 
@@ -118,7 +122,7 @@ def _budget(gathered: Gathered) -> Budget:
     return Budget(now.slot_hours, now.wall_s)
 
 
-def account_of(gathered: Gathered) -> Account:
+def account_of(gathered: Gathered, now: float | None = None) -> Account:
     """Return the balance of an experiment, up to its end or now."""
     slots, room = overrides.Slots(gathered.paths, gathered.config), gathered.config.room
     stretches = [
@@ -133,13 +137,15 @@ def account_of(gathered: Gathered) -> Account:
         for of_worker in [slots.of(w.paths.name, w.claim.nodes if w.claim else ()) * room]
         if (allocation := spending.held(w.paths.name, w.claim, w.end, of_worker)) is not None
     ]
-    return account(stretches, held, until(gathered), Book(gathered.paths).read())
+    return account(stretches, held, until(gathered, now), Book(gathered.paths).read())
 
 
-def until(gathered: Gathered) -> float:
+def until(gathered: Gathered, now: float | None = None) -> float:
     """Return the end of costs: the experiment's end, else now."""
     closed = gathered.closed
-    return spending.epoch(closed.at) if closed is not None and closed.at else time.time()
+    if closed is not None and closed.at:
+        return spending.epoch(closed.at)
+    return time.time() if now is None else now
 
 
 def _hours(slot_s: float) -> float:

@@ -105,11 +105,17 @@ class EfficiencyView:
     """Seconds waited at rungs (``searcher.wait_at_rungs_s``)."""
 
 
-def efficiency(source: ExperimentPaths | Gathered, trial: int = 0) -> list[EfficiencyView]:
-    """Return requested and used resources of one trial or all."""
+def efficiency(
+    source: ExperimentPaths | Gathered, trial: int = 0, now: float | None = None
+) -> list[EfficiencyView]:
+    """Return requested and used resources of one trial or all.
+
+    Args:
+        now: epoch seconds at which what goes on is looked at.
+    """
     gathered = gather(source)
     config = changes.effective(gathered)
-    now = costs.until(gathered)
+    now = costs.until(gathered, now)
     by_trial: dict[int, list[Span]] = defaultdict(list)
     for span in spans(gathered, now):
         by_trial[span.trial].append(span)
