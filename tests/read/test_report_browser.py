@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
-from selenium.webdriver.chrome.options import ReportOptions
+from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -50,7 +50,7 @@ HOSTILE = "</style></title><script>window.hit=1</script><img src=x onerror=windo
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
     home = tmp_path_factory.mktemp("home")
-    options = ReportOptions()
+    options = Options()
     options.binary_location = str(CHROMIUM)
     for flag in [*FLAGS, f"--user-data-dir={home / 'profile'}"]:
         options.add_argument(flag)
