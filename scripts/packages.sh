@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Debian packages that the tests use: Slurm with accounting and its wrappers for Torque, munge, MariaDB, Open MPI,
-# Charliecloud, Chromium, npm (for axe-core alone), sshd, a C++ compiler. (libpmix-dev has the name by which Slurm's plugin looks for PMIx.)
+# Charliecloud, Chromium, sshd, a C++ compiler. (libpmix-dev has the name by which Slurm's plugin looks for PMIx.)
 set -euo pipefail
-packages=(slurm-wlm slurm-wlm-torque slurmdbd munge mariadb-server openmpi-bin libpmix-dev charliecloud-runtime chromium chromium-driver npm openssh-server prometheus g++)
+packages=(slurm-wlm slurm-wlm-torque slurmdbd munge mariadb-server openmpi-bin libpmix-dev charliecloud-runtime chromium chromium-driver openssh-server prometheus g++)
 # Debian's own Python makes no virtual environment without it
 python=${PYTHON:-python3.11}
 command -v "$python" >/dev/null || python=python3

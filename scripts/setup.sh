@@ -21,15 +21,6 @@ if [ "$what" = docs ]; then
     venv=${XDG_CACHE_HOME:-$HOME/.cache}/hpcdet-bench/docs
     echo "$venv"
 fi
-if [ "$what" = dev ] && [ ! -e "$venv/share/axe-core/axe.min.js" ] && [ -x "$venv/bin/python" ] && command -v npm >/dev/null; then
-    # accessibility rules for tests of the report; without npm or network these are skipped and say so
-    packed=$(mktemp -d)
-    if (cd "$packed" && npm pack --silent axe-core@4.14.1 >/dev/null && tar xzf axe-core-*.tgz); then
-        mkdir -p "$venv/share/axe-core"
-        mv "$packed/package/axe.min.js" "$packed/package/LICENSE" "$venv/share/axe-core/"
-    fi
-    rm -rf "$packed"
-fi
 stamp=$venv/.installed-$what
 python=${PYTHON:-python3.11}
 command -v "$python" >/dev/null || python=python3
@@ -59,5 +50,14 @@ echo "installing hpcdet into $venv (PyTorch takes a minute) ..." >&2
 "${pip[@]}" --editable ".[$extras]"
 if [ "$what" != demo ]; then
     group dev | xargs -d '\n' "${pip[@]}"
+fi
+if [ "$what" = dev ] && [ ! -e "$venv/share/axe-core/axe.min.js" ] && command -v npm >/dev/null; then
+    # accessibility rules for tests of the report; without npm or network these are skipped and say so
+    packed=$(mktemp -d)
+    if (cd "$packed" && npm pack --silent axe-core@4.14.1 >/dev/null && tar xzf axe-core-*.tgz); then
+        mkdir -p "$venv/share/axe-core"
+        mv "$packed/package/axe.min.js" "$packed/package/LICENSE" "$venv/share/axe-core/"
+    fi
+    rm -rf "$packed"
 fi
 echo "$PWD" >"$stamp"
