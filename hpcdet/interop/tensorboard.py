@@ -23,8 +23,8 @@ from hpcdet.interop import event_records as events
 from hpcdet.interop.formats import exported
 from hpcdet.interop.formats.exported import ExperimentExport, epoch, flat
 from hpcdet.read.experiment import series
-from hpcdet.read.experiment.journals import JournalPosition, read_on
 from hpcdet.read.experiment.lines import ATTEMPT, sound
+from hpcdet.read.experiment.summary import JournalPosition, read_on
 from hpcdet.read.lookup import find
 from hpcdet.read.lookup.all_experiments import UNREADABLE, left_out
 from hpcdet.store.folder.attempt_paths import AttemptPaths

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from hpcdet.jobs.create import create, data_files
 from hpcdet.policy.provenance import source_manifests
 from hpcdet.policy.provenance.source_manifests import SourceManifest
 from hpcdet.site_files import load_site as sites
-from hpcdet.store.folder import private_folders
-from hpcdet.store.folder.known_digests import KnownDigests
+from hpcdet.store.folder import derived_store, private_folders
+from hpcdet.store.folder.derived_store import KnownDigests
 from tests.experiments import Plain, config
 
 OLD = 1_700_000_000
@@ -25,7 +24,7 @@ OLD = 1_700_000_000
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("hpcdet.store.folder.known_digests._SETTLED_S", 0.0)
+    monkeypatch.setattr("hpcdet.store.folder.derived_store._SETTLED_S", 0.0)
     return tmp_path / "cache"
 
 
@@ -113,21 +112,21 @@ def test_a_change_is_seen_though_size_and_time_are_the_same(images: Path) -> Non
 def test_what_has_just_changed_is_not_remembered(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcdet.store.folder.known_digests._SETTLED_S", 3600.0)
+    monkeypatch.setattr("hpcdet.store.folder.derived_store._SETTLED_S", 3600.0)
     assert [read(str(images), images)[1] for _ in range(2)] == [6, 6]
 
 
 def test_without_its_cache_nothing_changes(images: Path, cache: Path) -> None:
     first, _ = read(str(images), images)
-    file = private_folders.of_host("digests") / "digests.sqlite"
-    for path in file.parent.iterdir():
+    derived_store.opened().close()
+    for path in private_folders.of_host("derived").iterdir():
         path.write_bytes(b"no database" * 999)
+    derived_store.reopened()
     assert read(str(images), images) == (first, 6)
     assert read(str(images), images) == (first, 0), "a damaged one is made anew"
-    with sqlite3.connect(file) as base:
-        base.execute("DROP TABLE files")
     cache.chmod(0o777)
     (cache / "hpcdet").chmod(0o777)
+    derived_store.reopened()
     assert read(str(images), images) == (first, 6), "others could have written it"
 
 

@@ -27,7 +27,7 @@ from hpcdet.schedulers.common.request import NodeRequest
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import trust
-from hpcdet.store.folder.known_digests import KnownDigests
+from hpcdet.store.folder.derived_store import KnownDigests
 from hpcdet.store.fs import yaml12
 from hpcdet.store.trials.history import History
 from hpcdet.store.trials.parents import Donation

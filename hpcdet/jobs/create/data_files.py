@@ -15,7 +15,7 @@ from typing import Any
 from hpcdet.errors import ConfigError
 from hpcdet.policy.provenance import source_manifests
 from hpcdet.policy.provenance.source_manifests import SourceManifest, Watch
-from hpcdet.store.folder.known_digests import KnownDigests
+from hpcdet.store.folder.derived_store import KnownDigests
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 

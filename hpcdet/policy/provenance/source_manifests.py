@@ -22,7 +22,7 @@ from hpcdet.errors import IntegrityError
 from hpcdet.policy.codes import GovernanceBroken
 from hpcdet.policy.merkle import Merkle
 from hpcdet.store.folder import trust
-from hpcdet.store.folder.known_digests import KnownDigests
+from hpcdet.store.folder.derived_store import KnownDigests
 from hpcdet.store.fs import bounded_json, files, typed_fields
 
 SCHEMA = "hpcdet-manifest/1"

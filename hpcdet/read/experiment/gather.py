@@ -10,27 +10,33 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from hpcdet.read.experiment.journals import PASSING, AttemptJournal, Journals
+from hpcdet.read.experiment.journals import Journals
+from hpcdet.read.experiment.kept import Kept, recall
 from hpcdet.read.experiment.lines import ATTEMPT, sound
+from hpcdet.read.experiment.summary import PASSING, AttemptJournal, JournalPosition
 from hpcdet.store.config import resolved_config as config
+from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.names import IMPORTED
 from hpcdet.store.folder.records import (
     Closed,
     Command,
+    Control,
     Intent,
     Reopened,
     Stuck,
     Submitted,
+    Trial,
     WorkerClaim,
     WorkerEnd,
 )
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files, journal, packed
 from hpcdet.store.trials.observer import Observer
-from hpcdet.store.trials.standing import AttemptFiles, TrialFiles
+from hpcdet.store.trials.standing import AttemptFiles, Standing, TrialFiles
 
 Line = journal.Line
 
@@ -47,14 +53,14 @@ class GatheredAttempt(AttemptFiles):
 
     @property
     def lines(self) -> list[Line]:
-        """The lines of the journal that are not of the kinds ``journals.PASSING``."""
+        """The lines of the journal that are not of the kinds ``summary.PASSING``."""
         return self.journal.lines
 
     def of_kind(self, kind: str) -> Iterator[Line]:
         """Yield the journal's lines of a kind; those of ``PASSING`` are read again each time."""
         if kind in PASSING:
             path = self.paths.journal
-            return iter(sound(journal.Reader(path).read(kind), ATTEMPT, path))
+            return sound(journal.Reader(path).each(kind), ATTEMPT, path)
         return (line for line in self.lines if line["kind"] == kind)
 
     @cached_property
@@ -79,13 +85,44 @@ class GatheredAttempt(AttemptFiles):
 
 @dataclass(frozen=True)
 class GatheredTrial(TrialFiles):
-    """One trial: its records, and its attempts in ascending order."""
+    """One trial: its records, and its attempts in ascending order.
+
+    Attributes:
+        kept: where what was read of it before is looked for.
+    """
 
     journals: Journals
+    kept: Kept | None = None
+
+    @cached_property
+    def _recalled(self) -> dict[str, Any]:
+        """The properties below as ``recall`` finds them; those of a damaged record are absent."""
+        return recall(self, self.kept) if self.kept is not None else {}
+
+    @cached_property
+    def record(self) -> Trial | None:
+        return self._recalled["record"] if self._recalled else super().record
+
+    @cached_property
+    def controls(self) -> list[Control]:
+        return self._recalled["controls"] if self._recalled else super().controls
 
     @cached_property
     def attempts(self) -> Sequence[GatheredAttempt]:
-        return self._claimed(lambda paths: GatheredAttempt(paths, self.journals))
+        return self._recalled["attempts"] if self._recalled else self._claimed(self.attempt_of)
+
+    @cached_property
+    def standing(self) -> Standing:
+        return self._recalled["standing"] if self._recalled else super().standing
+
+    @property
+    def signature(self) -> str:
+        """Text that differs once the trial's files say other things; "" if that is not known."""
+        marks = [one.journal.mark for one in self.attempts]
+        return f"{self._recalled['signature']} {marks}" if self._recalled else ""
+
+    def attempt_of(self, paths: AttemptPaths) -> GatheredAttempt:
+        return GatheredAttempt(paths, self.journals)
 
     @cached_property
     def best(self) -> dict[tuple[str, bool], tuple[int, Any] | None]:
@@ -108,7 +145,7 @@ class GatheredTrial(TrialFiles):
         The last report of a step counts, of the highest attempt; none that a user rewound.
 
         Args:
-            metric: one that trials are compared by (``journals.Compared``); others have none.
+            metric: one that trials are compared by (``summary.Compared``); others have none.
         """
         line = self.lineage
         found = [
@@ -123,10 +160,9 @@ class GatheredTrial(TrialFiles):
             if line.has(step, number)
         }
         for number, known in found:
-            columns = zip(known.steps, known.lengths, known.values, strict=True)
-            for place, (step, length, value) in enumerate(columns):
+            for place, (step, length) in enumerate(zip(known.steps, known.lengths, strict=True)):
                 if last.get(step) == (number, place):
-                    yield step, length, value
+                    yield step, length, known.value(place)
 
 
 class Memory:
@@ -134,7 +170,7 @@ class Memory:
 
     def __init__(self, paths: ExperimentPaths, clock: Callable[[], float] = time.monotonic) -> None:
         self.paths = paths
-        self.journals = Journals(paths)
+        self.journals = Journals(paths, Kept(paths))
         self._trials = Observer(paths, self._read, watched, clock, may_rest=True)
 
     def look(self) -> Gathered:
@@ -184,14 +220,23 @@ class GatheredWorker:
 
 @dataclass(frozen=True)
 class Gathered:
-    """An experiment; each part is read at its first use, and then kept."""
+    """An experiment; each part is read at its first use, and then kept.
+
+    Attributes:
+        afresh: what earlier processes have read is left aside.
+    """
 
     paths: ExperimentPaths
     memory: Memory | None = None
+    afresh: bool = False
+
+    @cached_property
+    def _kept(self) -> Kept:
+        return Kept(self.paths, afresh=self.afresh)
 
     @cached_property
     def _journals(self) -> Journals:
-        return self.memory.journals if self.memory else Journals(self.paths)
+        return self.memory.journals if self.memory else Journals(self.paths, self._kept)
 
     @property
     def id(self) -> str:
@@ -226,6 +271,11 @@ class Gathered:
         """All decisions that count, without reports on which no trial had to leave."""
         return self._journals.decisions()
 
+    @property
+    def terms(self) -> dict[Path, JournalPosition]:
+        """How far the journals of the terms were read of which there are ``decisions``."""
+        return self._journals.terms if self.decisions else {}
+
     @cached_property
     def commands(self) -> list[tuple[int, Command]]:
         asked = ((n, Command.read(self.paths.command(n))) for n in self._command_numbers())
@@ -238,7 +288,7 @@ class Gathered:
     def trials(self) -> list[GatheredTrial]:
         if self.memory is not None:
             return self.memory.trials()
-        return [GatheredTrial(paths, self._journals) for paths in self.paths.trials()]
+        return [GatheredTrial(paths, self._journals, self._kept) for paths in self.paths.trials()]
 
     def trial(self, number: int) -> GatheredTrial | None:
         """Return the trial of that number; None if there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import GenericAlias, UnionType
 from typing import Any, get_args
@@ -65,8 +65,8 @@ _NOTHING: Mapping[str, Kind] = {}
 _ABSENT = ()  # which no JSON holds, and of no kind above
 
 
-def sound(lines: list[Line], shapes: Shapes, path: Path) -> list[Line]:
-    """Check the lines and return them unchanged.
+def sound(lines: Iterable[Line], shapes: Shapes, path: Path) -> Iterator[Line]:
+    """Check the lines and yield them unchanged.
 
     Raises:
         IntegrityError: a line lacks a valid key of its kind; the message names it.
@@ -82,7 +82,7 @@ def sound(lines: list[Line], shapes: Shapes, path: Path) -> list[Line]:
         for key, kind in OPTIONAL.get(named, _NOTHING).items():
             if key in line and not _is_one(line[key], kind):
                 raise _lacking(line, key, path)
-    return lines
+        yield line
 
 
 def _is_one(value: Any, kind: Kind) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -147,15 +148,39 @@ def best_validation(
     """Return step and value of a trial's best validation, the first of equals; None without any.
 
     Args:
-        metric: one by which trials are compared (``journals.Compared``).
+        metric: one by which trials are compared (``summary.Compared``).
     """
     key = (metric, smaller_is_better)
     if key not in trial.best:  # found once for as long as the trial's files stay the same
-        found = ((number(value), step, value) for step, _, value in trial.validations(metric))
-        ordered = [one for one in found if one[0] is not None]
         choose = min if smaller_is_better else max
-        trial.best[key] = choose(ordered, key=itemgetter(0))[1:] if ordered else None
+        trial.best[key] = _best_of_floats(trial, metric, choose) or _best_of_any(
+            trial, metric, choose
+        )
     return trial.best[key]
+
+
+def _best_of_any(
+    trial: GatheredTrial, metric: str, choose: Callable[..., Any]
+) -> tuple[int, Any] | None:
+    found = ((number(value), step, value) for step, _, value in trial.validations(metric))
+    ordered = [one for one in found if one[0] is not None]
+    return choose(ordered, key=itemgetter(0))[1:] if ordered else None
+
+
+def _best_of_floats(
+    trial: GatheredTrial, metric: str, choose: Callable[..., Any]
+) -> tuple[int, Any] | None:
+    """Return the best one of a trial that repeated no step; None if there may be others."""
+    known = [a.journal.compared[metric] for a in trial.attempts if metric in a.journal.compared]
+    if trial.lineage.rewinds or any(one.others or not one.ascending for one in known):
+        return None
+    if any(before.steps[-1] >= after.steps[0] for before, after in pairwise(known)):
+        return None
+    found = [(choose(one.floats), one) for one in known]
+    if not found:
+        return None
+    value, of = choose(found, key=itemgetter(0))
+    return of.steps[of.floats.index(value)], value
 
 
 def _choose(rows: Iterable[Row], better: Callable[[Row, Row], bool]) -> list[Row]:

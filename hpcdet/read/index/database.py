@@ -59,7 +59,7 @@ def rebuild(paths: ExperimentPaths) -> Path:
     """Build the index of an experiment from its files alone; returns where it is."""
     with _working_copy(paths) as file:
         _remove(file)
-        bring_up_to_date(file, paths)
+        bring_up_to_date(file, paths, afresh=True)
         files.replace(paths.index, _pieces(file))
     return paths.index
 
@@ -132,7 +132,7 @@ def _built(paths: ExperimentPaths) -> Iterator[Path]:
     """Provide a newly built index while the context lasts."""
     with tempfile.TemporaryDirectory(prefix="index-", dir=local_folder()) as folder:
         file = Path(folder) / "index.sqlite"
-        bring_up_to_date(file, paths)
+        bring_up_to_date(file, paths, afresh=True)
         yield file
 
 

@@ -1,7 +1,7 @@
-"""Incremental updates of the index's database, which open only changed files.
+"""Incremental updates of the index's database, as a view of what ``read.experiment`` has read.
 
-An update remembers how far each journal was read, and the signature of each trial's files, and
-results in the same tables as a rebuild.
+An update remembers how far the rows of metrics reach in each journal, and the signature of each
+trial at its last rows, and results in the same tables as a rebuild.
 """
 
 from __future__ import annotations
@@ -10,34 +10,40 @@ import hashlib
 import json
 import secrets
 import sqlite3
-import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdet.read.experiment.gather import Gathered, GatheredTrial, watched
-from hpcdet.read.experiment.journals import (
-    Compared,
-    JournalPosition,
-    Journals,
-    Line,
-    TermJournal,
-    encode,
-)
-from hpcdet.read.index import already_read, tables
-from hpcdet.store.decisions import chain
-from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.read.experiment.gather import Gathered, GatheredTrial
+from hpcdet.read.experiment.summary import JournalPosition, Line
+from hpcdet.read.index import tables
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
-from hpcdet.store.fs.freshness import Seen
 from hpcdet.store.trials.standing import Lineage
 
-SCHEMA = 5
-
-clock = time.time
-"""Seconds that other processes and hosts know, too."""
+SCHEMA = 6
 
 
-def bring_up_to_date(file: Path, paths: ExperimentPaths) -> None:
+@dataclass(frozen=True)
+class News:
+    """The new lines of one attempt.
+
+    Attributes:
+        same: True if its journal continues the one read before; else all its rows are void.
+        before: the number of rows of metrics it had before.
+    """
+
+    attempt: int
+    lines: list[Line]
+    same: bool
+    before: int
+
+
+def bring_up_to_date(file: Path, paths: ExperimentPaths, *, afresh: bool = False) -> None:
     """Update a database from the experiment's files; rebuild it if it is another experiment's.
+
+    Args:
+        afresh: from the files alone, and not from what earlier processes have read.
 
     Raises:
         sqlite3.DatabaseError: it is damaged.
@@ -51,7 +57,7 @@ def bring_up_to_date(file: Path, paths: ExperimentPaths) -> None:
             db.execute("pragma synchronous = off")  # what is cut off here is not even begun
             _empty(db, paths)
         db.execute("begin immediate")
-        _Update(db, paths).run()
+        _Update(db, Gathered(paths, afresh=afresh)).run()
         db.execute("commit")
     finally:
         db.close()
@@ -86,30 +92,22 @@ def _empty(db: sqlite3.Connection, paths: ExperimentPaths) -> None:
 class _Update:
     """One update, inside one transaction."""
 
-    def __init__(self, db: sqlite3.Connection, paths: ExperimentPaths) -> None:
+    def __init__(self, db: sqlite3.Connection, gathered: Gathered) -> None:
         self.db = db
-        self.paths = paths
+        self.paths = gathered.paths
         self.changed = False
-        self.journals = Journals(paths)
-        self.compared = Compared.of(Gathered(paths).config)
+        self.gathered = gathered
 
     def run(self) -> None:
-        known = [trial.number for trial in self.paths.trials()]
+        trials = self.gathered.trials
+        known = [trial.number for trial in trials]
         self._forget_all_but(known)
-        trials: list[GatheredTrial] = []
-        fresh: list[int] = []
-        for number in known:
-            paths = self.paths.trial(number)
-            trial, new = self._trial(paths)
-            trials.append(trial)
-            if new:
-                fresh.append(number)
-        gathered = Gathered(self.paths)
-        vars(gathered).update(trials=trials, decisions=self._decisions())
-        whole = tables.of_experiment(gathered)
+        fresh = [trial.number for trial in trials if self._trial(trial)]
+        self._decisions()
+        whole = tables.of_experiment(self.gathered)
         if self._differs("experiment", whole["experiments"]):
             fresh = known  # it may be over, and with it trials that never ended
-        for name, rows in tables.of_trials(gathered, fresh).items():
+        for name, rows in tables.of_trials(self.gathered, fresh).items():
             for number in fresh:
                 self.db.execute(f"delete from {name} where trial = ?", (number,))
             self._insert(name, rows)
@@ -120,37 +118,41 @@ class _Update:
         if self.changed or fresh:
             self._remember("version", "", secrets.token_hex(8))
 
-    def _trial(self, paths: TrialPaths) -> tuple[GatheredTrial, bool]:
-        """Return a trial as it is now, and True if anything in it is new."""
-        key = f"trials/{paths.number}"
-        row, now = self._recalled(key), clock()
-        before = already_read.recall(paths, self.journals, row[1]) if row else None
-        seen = already_read.decode_seen(row[0]) if row else None
-        if seen is not None and (not seen.paths or seen.paths[0] != str(paths.root)):
-            seen = None  # the folder was copied: these are the files of the original
-        if before is not None and seen is not None and seen.holds(now):
-            return before, False
-        known = {one.number for one in before.attempts} if before else set()
-        trial = GatheredTrial(paths, self.journals)
-        # before any file is read: what is written meanwhile looks new to the next update
-        looked = Seen.now(watched(trial), now, seen, may_rest=True)
-        news = already_read.read_on(trial, before, self.compared)
-        text = already_read.remember(trial)
-        self._remember(key, encode(looked), text)
-        # checkpoints are not in the text: they are known by how their folders look
-        if row is not None and row[1] == text and looked.like(seen):
-            return trial, False
-        gone = known - {one.attempt for one in news}
-        self._metrics(paths.number, news, gone)
+    def _trial(self, trial: GatheredTrial) -> bool:
+        """Bring the rows of a trial's metrics up to date; return True if it has anything new."""
+        row = self._recalled(f"trials/{trial.number}")
+        if row is not None and row[0] == trial.signature != "":
+            return False
+        marks = self._marks(trial)
+        news, after = [], dict[int, JournalPosition]()
+        for attempt in trial.attempts:
+            before = marks.pop(attempt.number, JournalPosition())
+            lines, after[attempt.number], same = trial.journals.since(attempt.paths, before)
+            news.append(News(attempt.number, lines, same, self._rows(attempt.number, trial.number)))
+        self._metrics(trial.number, news, set(marks))
         if trial.lineage.rewinds:
-            self._leave_behind(paths.number, trial.lineage)
-        for number in gone:
-            self._unmark(paths.attempt(number).journal)
-        for one in trial.attempts:
-            self._mark(one.paths.journal, one.journal.mark)
-        return trial, True
+            self._leave_behind(trial.number, trial.lineage)
+        for number in marks:  # attempts that are gone
+            self._unmark(trial.paths.attempt(number).journal)
+        for number, mark in after.items():
+            self._mark(trial.paths.attempt(number).journal, mark)
+        self._remember(f"trials/{trial.number}", trial.signature, "")
+        return True
 
-    def _metrics(self, trial: int, news: list[already_read.News], gone: set[int]) -> None:
+    def _marks(self, trial: GatheredTrial) -> dict[int, JournalPosition]:
+        """Return up to where the journals of a trial were read, by attempt."""
+        folder = self._name(trial.paths.root / "attempts")
+        sql = "select journal, offset, n, crc from journals where journal like ?"
+        rows = self.db.execute(sql, (f"{folder}/%",)).fetchall()
+        return {int(name.split("/")[-2]): JournalPosition(*mark) for name, *mark in rows}
+
+    def _rows(self, attempt: int, trial: int) -> int:
+        """Return the number of rows of an attempt's metrics."""
+        sql = "select max(n) from metrics where experiment = ? and trial = ? and attempt = ?"
+        [(last,)] = self.db.execute(sql, (self.paths.id, trial, attempt))
+        return 0 if last is None else int(last) + 1
+
+    def _metrics(self, trial: int, news: list[News], gone: set[int]) -> None:
         """Add the rows of new lines; for each value the highest attempt's newest row counts."""
         void = gone | {one.attempt for one in news if not one.same}
         for attempt in sorted(void):
@@ -201,37 +203,35 @@ class _Update:
         counts = ((row,) for row in last.values())
         self.db.executemany("update metrics set superseded = 0 where rowid = ?", counts)
 
-    def _decisions(self) -> list[Line]:
-        read: dict[Path, list[Line]] = {}
-        for path in already_read.decision_paths(self.paths):
-            key = f"decisions/{path.name}"
-            row = self._recalled(key)
-            memory = TermJournal.decode(json.loads(row[1])) if row else TermJournal()
-            if memory.read(path):
+    def _decisions(self) -> None:
+        """Record how far the journals of the terms were read."""
+        marks = self.gathered.terms
+        for path, mark in marks.items():
+            row = (self._name(path), mark.offset, mark.n, mark.crc)
+            sql = "select 1 from journals where (journal, offset, n, crc) = (?, ?, ?, ?)"
+            if mark.n and not self.db.execute(sql, row).fetchone():
                 self.changed = True  # even if no table shows it: the index says how far it read
-                self._mark(path, memory.mark)
-                self._remember(key, "", encode(memory))
-            read[path] = memory.all
-        return chain.read(self.paths, lambda path: read.get(path, []))
+                self._mark(path, mark)
+        for [name] in self.db.execute(
+            "select journal from journals where journal like 'decisions/%'"
+        ).fetchall():
+            if self.paths.root / name not in marks:
+                self.changed = True
+                self._unmark(self.paths.root / name)
 
     def _forget_all_but(self, trials: list[int]) -> None:
-        """Forget trials and journals of terms whose files are gone."""
+        """Forget trials whose files are gone."""
         keys = {f"trials/{number}" for number in trials}
-        keys |= {f"decisions/{path.name}" for path in already_read.decision_paths(self.paths)}
-        like = "key like 'trials/%' or key like 'decisions/%'"
-        found = self.db.execute(f"select key from remembered where {like}").fetchall()
+        found = self.db.execute("select key from remembered where key like 'trials/%'").fetchall()
         for [key] in found:
             if key in keys:
                 continue
             self.changed = True
             self.db.execute("delete from remembered where key = ?", (key,))
-            if key.startswith("decisions/"):
-                self._unmark(self.paths.root / key)
-            else:
-                number = int(key.partition("/")[2])
-                self._unmark(self.paths.trial(number).root / "%")
-                for name in (*tables.OF_A_TRIAL, "metrics"):
-                    self.db.execute(f"delete from {name} where trial = ?", (number,))
+            number = int(key.partition("/")[2])
+            self._unmark(self.paths.trial(number).root / "%")
+            for name in (*tables.OF_A_TRIAL, "metrics"):
+                self.db.execute(f"delete from {name} where trial = ?", (number,))
 
     def _differs(self, key: str, rows: list[tuple[Any, ...]]) -> bool:
         """True if rows differ from those of the last update."""
@@ -258,10 +258,13 @@ class _Update:
         )
 
     def _unmark(self, path: Path) -> None:
-        name = str(path.relative_to(self.paths.root))
+        name = self._name(path)
         self.db.execute("delete from journals where journal like ?", (name,))
 
     def _mark(self, path: Path, mark: JournalPosition) -> None:
-        name = str(path.relative_to(self.paths.root))
+        name = self._name(path)
         row = (name, mark.offset, mark.n, mark.crc)
         self.db.execute("insert or replace into journals values (?, ?, ?, ?)", row)
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self.paths.root))

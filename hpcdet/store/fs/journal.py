@@ -102,18 +102,20 @@ class Reader:
             only: a kind; lines of others are checked and passed over.
             loose: it is known that the file is in no archive.
         """
+        return list(self.each(only, loose=loose))
+
+    def each(self, only: str = "", *, loose: bool = False) -> Iterator[Line]:
+        """Yield the lines that ``read`` returns, of which none is kept here."""
         mark = b'"kind":"%s"' % only.encode() if only else b""
-        found: list[Line] = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             try:
-                self._read(found, mark, loose)
+                yield from self._read(mark, loose)
             except OSError as error:
                 if error.errno != errno.ESTALE:
                     raise
-                self._read(found, mark, loose)  # packed by another host while it was open here
-        return found
+                yield from self._read(mark, loose)  # packed by another host while it was open here
 
-    def _read(self, found: list[Line], mark: bytes, loose: bool) -> None:
+    def _read(self, mark: bytes, loose: bool) -> Iterator[Line]:
         if self.damaged:
             return
         opened = files.open_file if loose else packed.open_file
@@ -121,7 +123,7 @@ class Reader:
             file.seek(self.offset)
             for data in _whole_lines(file):
                 self.ended = self.ended or _END in data
-                found.extend(self._accept(data, mark))
+                yield from self._accept(data, mark)
                 if self.damaged:
                     return
 
