@@ -17,8 +17,7 @@ from hpcdet.store.folder.layout import ExperimentPaths
 
 def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     """Return the ids with a prefix, for completion; reads neither configs nor the scheduler."""
-    found = (paths.id for paths in find.experiments(home.root()))
-    return [name for name in found if name.startswith(incomplete)]
+    return [paths.id for paths in find.experiments(home.root(), incomplete)]
 
 
 def id_argument() -> Callable[[Callable[..., Any]], Callable[..., Any]]:

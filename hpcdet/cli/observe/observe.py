@@ -192,11 +192,11 @@ def _status(
         return views.status(memories.setdefault(paths, Memory(paths)).look())
 
     if not ids:
-        every = find.experiments(root)
-        old = {paths for paths in every[:-_NEWEST] if paths.closed.exists()} if short else set()
-        if old:
-            settings().note(f"{len(old)} older experiments have ended: hpcdet status --all")
-        return of_each([paths for paths in every if paths not in old], look)
+        catalog = Catalog(root)
+        shown = catalog.alive(_NEWEST) if short else catalog.experiments
+        if old := len(catalog.experiments) - len(shown):
+            settings().note(f"{old} older experiments have ended: hpcdet status --all")
+        return of_each(shown, look)
     items = []
     for each in ids:
         found = find.reference(each, root)

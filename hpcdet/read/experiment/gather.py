@@ -288,7 +288,8 @@ class Gathered:
     def trials(self) -> list[GatheredTrial]:
         if self.memory is not None:
             return self.memory.trials()
-        return [GatheredTrial(paths, self._journals, self._kept) for paths in self.paths.trials()]
+        kept = None if self.afresh else self._kept
+        return [GatheredTrial(paths, self._journals, kept) for paths in self.paths.trials()]
 
     def trial(self, number: int) -> GatheredTrial | None:
         """Return the trial of that number; None if there is none."""

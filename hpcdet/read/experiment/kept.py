@@ -138,6 +138,20 @@ def rests(seen: Sight, now: float) -> bool:
     return now - max(seen[::3]) / 1e9 > freshness.SKEW_S
 
 
+def dated(value: dict[str, Any], before: dict[str, Any], now: float) -> bytes:
+    """Return a value to keep, with since when and until when it looked as ``seen`` says."""
+    changed = before["changed"] if before.get("seen") == value["seen"] else now
+    if rests(value["seen"], now):
+        changed = now - freshness.TICK_S
+    return json.dumps({**value, "changed": changed, "read": now}).encode()
+
+
+def settled(value: dict[str, Any]) -> bool:
+    """True if what was read would look different after a change since; else it is read again."""
+    since: float = value["read"] - value["changed"]
+    return since >= freshness.TICK_S
+
+
 # -- trials ------------------------------------------------------------------------------------
 
 
@@ -161,20 +175,15 @@ def recall(trial: GatheredTrial, kept: Kept) -> dict[str, Any]:
         text = json.dumps(_plain(fresh), default=Length.encode)
     except NOT_READABLE:
         return {}
-    like = before is not None and before["seen"] == seen
-    changed = before["changed"] if like and before is not None else now
-    if rests(seen, now):
-        changed = now - freshness.TICK_S
     signature = hashlib.sha256(f"{folders} {seen} {text}".encode()).hexdigest()
-    about = {"folders": folders, "records": records, "seen": seen, "changed": changed}
-    about = {**about, "read": now, "signature": signature}
-    kept.put(part, f"{json.dumps(about)[:-1]},{text[1:]}".encode())
+    about = {"folders": folders, "records": records, "seen": seen, "signature": signature}
+    kept.put(part, dated({**about, "text": text}, before or {}, now))
     names = ("record", "controls", "attempts", "standing")
     return {"signature": signature, **{name: getattr(fresh, name) for name in names}}
 
 
 def _holds(paths: TrialPaths, value: dict[str, Any]) -> bool:
-    if value["read"] - value["changed"] < freshness.TICK_S:
+    if not settled(value):
         return False
     found = sights(_placed(paths, value["folders"]), _placed(paths, value["records"]))
     same: bool = found == value["seen"]
@@ -222,8 +231,8 @@ def _fields(record: JsonRecord | None) -> dict[str, Any] | None:
 
 
 def _restored(trial: GatheredTrial, value: dict[str, Any]) -> dict[str, Any]:
-    attempts = []
-    for number, claim, end, verdict in value["attempts"]:
+    attempts, text = [], json.loads(value["text"])
+    for number, claim, end, verdict in text["attempts"]:
         attempt = trial.attempt_of(trial.paths.attempt(number))
         records = {
             "claim": _record(Claim, claim),
@@ -232,13 +241,13 @@ def _restored(trial: GatheredTrial, value: dict[str, Any]) -> dict[str, Any]:
         }
         vars(attempt).update(records)
         attempts.append(attempt)
-    last = _record(End, value["standing"].pop("last_end"))
+    last = _record(End, text["standing"].pop("last_end"))
     return {
         "signature": value["signature"],
-        "record": _record(Trial, value["record"]),
-        "controls": [_record(Control, one) for one in value["controls"]],
+        "record": _record(Trial, text["record"]),
+        "controls": [_record(Control, one) for one in text["controls"]],
         "attempts": attempts,
-        "standing": Standing(**value["standing"], last_end=last),
+        "standing": Standing(**text["standing"], last_end=last),
     }
 
 

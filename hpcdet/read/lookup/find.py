@@ -17,6 +17,7 @@ from hpcdet.schedulers import opening
 from hpcdet.store.folder import home, scratch, trust
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.names import CONFIG
 from hpcdet.store.folder.records import Submitted
 from hpcdet.store.fs import packed
 
@@ -41,24 +42,27 @@ class Reference:
         return f"{self.paths.id}/{self.trial}" + (f".{self.attempt}" if self.attempt else "")
 
 
-def experiments(root: Path) -> list[ExperimentPaths]:
+def experiments(root: Path, prefix: str = "") -> list[ExperimentPaths]:
     """Return every experiment below ``root``, oldest first. An absent root holds none.
 
     What is called ``experiment.yaml`` makes a folder one, whatever it is. Folders that cannot be
     looked into (in a project's folder, those of others), links that lead nowhere or to themselves,
     and folders that vanish meanwhile are left out.
+
+    Args:
+        prefix: only those whose ids begin with it.
     """
     try:
         with os.scandir(root) as entries:
             # with a dot in front: on its way here, or half removed
-            folders = [Path(entry.path) for entry in entries if entry.name[:1] != "."]
+            names = [e.name for e in entries if e.name[:1] != "." and e.name.startswith(prefix)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found: list[tuple[int, str, ExperimentPaths]] = []
-    for paths in map(ExperimentPaths, folders):
+    found: list[tuple[int, str]] = []
+    for name in names:
         with contextlib.suppress(OSError):
-            found.append((paths.config.lstat().st_mtime_ns, paths.id, paths))
-    return [paths for _, _, paths in sorted(found, key=lambda each: each[:2])]
+            found.append((os.lstat(f"{root}/{name}/{CONFIG}").st_mtime_ns, name))
+    return [ExperimentPaths(root / name) for _, name in sorted(found)]
 
 
 def reference(text: str, root: Path) -> Reference:
@@ -135,7 +139,7 @@ def _experiment(name: str, root: Path) -> ExperimentPaths:
     exact = ExperimentPaths(root / name)
     if _is_one(exact):
         return exact
-    fits = [paths for paths in experiments(root) if paths.id.startswith(name)]
+    fits = experiments(root, name)
     if not fits:
         known = [one.names for one in opening.every() if one.names.reads(name)]
         fits = [

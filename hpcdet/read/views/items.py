@@ -65,7 +65,8 @@ def text(value: Any) -> str:
     if isinstance(value, dict):
         return " ".join(f"{text(key)}={shape(each, typed)}" for key, each in value.items()) or "-"
     # a name that somebody chose must not move the cursor of somebody else's terminal
-    return "".join(c if c.isprintable() else "?" for c in " ".join(str(value).split()))
+    line = " ".join(str(value).split())
+    return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
 
 
 def typed(value: Any) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hpcdet import __version__
 from hpcdet.errors import HpcdetError
 from hpcdet.store.folder import private_folders
+from hpcdet.store.fs import files
 
 if TYPE_CHECKING:
     import sqlite3
@@ -163,6 +164,7 @@ class DerivedStore:
 def _connected(path: Path) -> sqlite3.Connection:
     import sqlite3
 
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, files.FILE_MODE))
     base = sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False)
     try:
         base.execute("PRAGMA journal_mode = WAL")

@@ -77,7 +77,7 @@ class TrialPaths:
         return self.checkpoints / f"{step:08d}.g{attempt}"
 
     def attempt(self, number: int) -> AttemptPaths:
-        below = Path("attempts", str(number))
+        below = f"attempts/{number}"
         scratch = self.scratch / below if self.scratch else None
         return AttemptPaths(self.root / below, self.number, number, scratch)
 
@@ -327,7 +327,7 @@ class ExperimentPaths:
         return self._trial(number, self.split)
 
     def _trial(self, number: int, split: bool) -> TrialPaths:
-        below = Path("trials", f"{number:04d}")
+        below = f"trials/{number:04d}"
         return TrialPaths(self.root / below, number, self.scratch / below if split else None)
 
     def trials(self) -> list[TrialPaths]:

@@ -1,0 +1,340 @@
+"""What a host has kept of experiments changes no answer, whatever happens to it or to them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+
+from hpcdet.read.catalog import Catalog
+from hpcdet.read.experiment import kept
+from hpcdet.read.experiment.gather import Gathered
+from hpcdet.read.lookup.all_experiments import of_each
+from hpcdet.read.views import views
+from hpcdet.read.views.items import encode
+from hpcdet.read.views.views import ExperimentView
+from hpcdet.store.folder import derived_store, private_folders
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import freshness, journal
+from tests.builders import Builder, sweep
+from tests.commands import Cli
+from tests.read.plays import STEPS, Play
+
+HOUR_S = 3600
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def aged(root: Path, age_s: float = HOUR_S) -> None:
+    """Let everything below a folder look as if it were written so long ago."""
+    at = time.time() - age_s
+    for place, _, names in os.walk(root):
+        for path in (place, *(os.path.join(place, name) for name in names)):
+            os.utime(path, (at, at))
+
+
+def seen(source: ExperimentPaths | Gathered) -> dict[str, Any]:
+    """What views say of an experiment, without what passes with time."""
+    passing = {"duration_s", "last_turn_s", "spent"}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for view in (views.trials, views.attempts, views.checkpoints, views.events, views.jobs):
+        found[view.__name__] = [encode(row) for row in view(source)]
+    found["status"] = [encode(views.status(source))]
+    found["metrics"] = views.metrics(source, superseded=True)
+    return {
+        name: [{key: item for key, item in row.items() if key not in passing} for row in rows]
+        for name, rows in found.items()
+    }
+
+
+def listed(root: Path) -> tuple[list[ExperimentView], list[str]]:
+    catalog = Catalog(root)
+    return of_each(catalog.experiments, catalog.row)
+
+
+# -- any sequence of changes -------------------------------------------------------------------
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=STEPS)
+@example(steps=["checkpoint", "end", "update", "prune", "update", "pack", "update", "attempt"])
+@example(  # the same step twice, behind a rewind, and by a journal that is put in its place
+    steps=[
+        *(("validation", step, "validation_loss", 1.0, 0) for step in (0, 1, 2)),
+        *("update", "rewind", "update", "attempt", ("validation", 1, "validation_loss", 0.5, 1)),
+        *("update", "end", "pack", "move", "update", "close", "update", "tag", "touch"),
+    ]
+)
+def test_what_is_kept_says_what_the_files_say(
+    steps: list[Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = Path(tempfile.mkdtemp(dir=tmp_path_factory.getbasetemp()))
+    times = itertools.count(0.0, 2 * freshness.TICK_S)
+    play = Play(root)
+    with pytest.MonkeyPatch.context() as patch:
+        # each look is longer after the last one than a tick of a file system's clock
+        patch.setattr(kept, "clock", lambda: next(times))
+        for step in steps:
+            if step == "update":
+                views.status(play.built.paths)
+                listed(root)
+            elif step == "half":  # its writer takes back what was cut off while a reader looked
+                _half(play)
+            else:
+                play.do(step)
+        paths = play.built.paths
+        for _ in range(2):
+            assert seen(paths) == seen(Gathered(paths, afresh=True))
+            assert listed(root) == of_each([paths], lambda p: views.brief(Gathered(p, afresh=True)))
+        away = root / "away"
+        away.mkdir()
+        paths.root.rename(away / paths.id)
+        moved = ExperimentPaths(away / paths.id)
+        assert seen(moved) == seen(Gathered(moved, afresh=True))
+        assert [row.path for row in listed(away)[0]] in ([], [str(moved.root)])
+        assert listed(root) == ([], [])
+    shutil.rmtree(root)
+
+
+def _half(play: Play) -> None:
+    if not play.attempts:
+        return
+    path = play.attempts[-1].paths.journal
+    with path.open("ab") as file:
+        file.write(b'{"n":7,"t":"2026')
+    views.status(play.built.paths)
+    with path.open("ab") as file:
+        file.truncate(file.tell() - 16)
+
+
+def test_what_looks_as_before_is_not_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = sweep(tmp_path / "digits-7f3a", ended=False)
+    aged(tmp_path)
+    first = seen(built.paths)["trials"]
+    opened = []
+    reading = journal.Reader.each
+    monkeypatch.setattr(
+        journal.Reader, "each", lambda self, *a, **k: opened.append(self.path) or reading(self, *a)
+    )
+    assert [encode(row) for row in views.trials(built.paths)] == first
+    assert not [path for path in opened if "trials" in str(path)]
+    last = built.trial().attempt()
+    last.metrics("validation", 7, validation_loss=0.01)
+    assert views.trials(built.paths)[-1].best == 0.01
+    assert {path.parents[2].name for path in opened if "trials" in str(path)} == {"0004"}
+
+
+def test_the_summary_of_a_long_journal_takes_little_memory(tmp_path: Path) -> None:
+    """Its lines as values take more than ten times what may be taken here."""
+    built = Builder(tmp_path / "long-0001")
+    attempt = built.trial().attempt()
+    fields = {"group": "training", "metrics": {f"m{n}": 0.5 for n in range(20)}, "units": {}}
+    with attempt.paths.journal.open("ab") as file:
+        for n in range(3, 60_003):
+            file.write(journal.encode(n, "metrics", {**fields, "step": n}, built.tick(0)))
+    script = (
+        "import pathlib, resource\n"
+        "from hpcdet.read.views import views\n"
+        "from hpcdet.store.folder.layout import ExperimentPaths\n"
+        "used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        f"paths = ExperimentPaths(pathlib.Path({str(built.paths.root)!r}))\n"
+        "before = used()\n"
+        "assert views.trials(paths)[0].steps == 60002\n"
+        "print(used() - before)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=True, text=True
+    )
+    assert int(said.stdout) < 20_000, "kilobytes"
+
+
+# -- what may happen to the store --------------------------------------------------------------
+
+
+def _store() -> Path:
+    [file] = private_folders.of_host("derived").glob("*.sqlite")
+    return file
+
+
+def _looked_at(root: Path) -> tuple[Any, Any]:
+    """What is seen by a process that has nothing of the store in its memory yet."""
+    derived_store.reopened()
+    found = seen(ExperimentPaths(root / "digits-7f3a")), listed(root)
+    derived_store.reopened()
+    return found
+
+
+@pytest.fixture
+def swept(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    sweep(root / "digits-7f3a")
+    aged(root)
+    return root
+
+
+def test_a_store_that_is_damaged_anywhere_changes_no_answer(swept: Path) -> None:
+    first = _looked_at(swept)
+    whole = _store().read_bytes()
+    for place in range(0, len(whole), max(1, len(whole) // 20)):
+        data = bytearray(whole)
+        data[place : place + 7] = bytes(byte ^ 0x5A for byte in data[place : place + 7])
+        _put(bytes(data))
+        assert _looked_at(swept) == first, place
+    for data in (b"", b"no database" * 999, whole[: len(whole) // 2]):
+        _put(data)
+        assert _looked_at(swept) == first
+    assert _looked_at(swept) == first and sqlite3.connect(_store()).execute(
+        "select count(*) from known"
+    ).fetchone() > (0,), "it is made anew"
+
+
+def _put(data: bytes) -> None:
+    file = _store()
+    for other in file.parent.glob(f"{file.name}-*"):
+        other.unlink()
+    file.write_bytes(data)
+
+
+def test_a_value_of_another_shape_is_read_anew(swept: Path) -> None:
+    first = _looked_at(swept)
+    with sqlite3.connect(_store()) as base:
+        rows = base.execute("select home, part from known").fetchall()
+    store = derived_store.opened()
+    for value in (b"", b"{}", b"[]", b"null", b'{"seen": 3}', b"\0"):
+        for home, part in rows:
+            store.put(home, part, value)
+        store.flush()
+        assert _looked_at(swept) == first
+
+
+@pytest.mark.parametrize("how", ["absent", "a file", "another's", "read-only"])
+def test_without_a_folder_for_it_answers_are_the_same(
+    how: str, swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = _looked_at(swept)
+    cache = tmp_path / "other"
+    cache.mkdir()
+    match how:
+        case "absent":
+            monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+        case "a file":
+            cache.rmdir()
+            cache.write_text("")
+        case "another's":
+            (cache / "hpcdet").mkdir()
+            (cache / "hpcdet").chmod(0o777)
+        case "read-only":
+            (cache / "hpcdet" / "derived").mkdir(parents=True, mode=0o700)
+            (cache / "hpcdet").chmod(0o700)
+            monkeypatch.setattr(sqlite3, "connect", _read_only(sqlite3.connect))
+    if how != "absent":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    assert _looked_at(swept) == first
+    assert _looked_at(swept) == first
+
+
+def _read_only(connect: Any) -> Any:
+    """Databases that can only be read, as on a disk that is mounted so (this test may be root)."""
+    return lambda path, **more: connect(f"file:{path}?mode=ro", uri=True, **more)
+
+
+def test_a_full_disk_costs_what_is_kept_and_nothing_else(swept: Path) -> None:
+    script = (
+        "import json, pathlib, resource, signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
+        "from hpcdet.read.views import views\n"
+        "from hpcdet.store.folder import derived_store\n"
+        "from hpcdet.store.folder.layout import ExperimentPaths\n"
+        f"paths = ExperimentPaths(pathlib.Path({str(swept / 'digits-7f3a')!r}))\n"
+        "print(len(views.trials(paths)))\n"
+        "derived_store.opened().flush()\n"
+        "print(len(views.trials(paths)))\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=False, text=True
+    )
+    assert (said.returncode, said.stdout, said.stderr) == (0, "3\n3\n", "")
+
+
+def test_processes_and_threads_use_it_at_once(swept: Path) -> None:
+    for number in range(8):
+        shutil.copytree(swept / "digits-7f3a", swept / f"copy-{number:04d}")
+    aged(swept)
+    argv = [sys.executable, "-m", "hpcdet", "-C", str(swept), "ls", "--trials", "-o", "jsonl"]
+    both = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    rows: list[Any] = []
+    threads = [threading.Thread(target=lambda: rows.append(listed(swept))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    told = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0, 0]
+    assert told[0] == told[1] == told[2] and len(told[0].splitlines()) == 27
+    assert all(one == rows[0] for one in rows) and len(rows[0][0]) == 9
+
+
+def test_what_nobody_wrote_for_long_is_forgotten(
+    swept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _looked_at(swept)
+    later = time.time() + 40 * 86400
+    monkeypatch.setattr(time, "time", lambda: later)
+    derived_store.reopened().close()
+    with sqlite3.connect(_store()) as base:
+        assert base.execute("select count(*) from known").fetchone() == (0,)
+
+
+def test_a_root_of_another_user_is_read_and_never_written(cli: Cli, swept: Path) -> None:
+    before = sorted(str(path) for path in swept.rglob("*"))
+    looks = freshness.looks(before)
+    for words in (("ls",), ("status",), ("status", "digits", "--all"), ("best", "digits")):
+        assert cli("-C", swept, *words).code == 0
+    assert sorted(str(path) for path in swept.rglob("*")) == before
+    assert freshness.looks(before) == looks
+
+
+# -- lists -------------------------------------------------------------------------------------
+
+
+def test_an_unchanged_experiment_is_not_read_for_its_row(
+    swept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = Builder(swept / "alive-0001")
+    built.trial().attempt()
+    aged(swept)
+    first = listed(swept)
+    read: list[str] = []
+    brief = views.brief
+    monkeypatch.setattr(views, "brief", lambda source: read.append(source.id) or brief(source))
+    assert listed(swept) == first and read == []
+    built.decide("state", state="PAUSED", why="paused by its user", by="")
+    rows, _ = listed(swept)
+    assert [row.state for row in rows if row.id == "alive-0001"] == ["STOPPING"]
+    assert read == ["alive-0001"]
+
+
+def test_a_copy_under_another_name_has_a_row_of_its_own(swept: Path) -> None:
+    [[row], _] = listed(swept)
+    shutil.copytree(swept / "digits-7f3a", swept / "digits-8000")
+    rows, _ = listed(swept)
+    other = replace(row, id="digits-8000", path=str(swept / "digits-8000"))
+    assert sorted(rows, key=lambda one: one.id) == [row, other]
