@@ -82,7 +82,8 @@ def listed(root: Path) -> tuple[list[ExperimentView], list[str]]:
 )
 @example(steps=["update", "attempt", "update", "end", "update", "stop", "update", "trial"])
 @example(steps=["event", "update", "event", "update", "term", "update", "event", "close"])
-@example(steps=["end", "update", "stop", "update", "close", "update", "attempt", "update", "end"])
+@example(steps=["end", "close", "update", "attempt", "update", "end"])
+@example(steps=["end", "update", "stop"])
 def test_what_is_kept_says_what_the_files_say(
     steps: list[Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
