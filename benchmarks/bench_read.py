@@ -1,44 +1,53 @@
-"""``make bench-read``: what it costs to say how an experiment stands, by time and memory.
+"""``make bench-read``: what it costs to read many trials and many experiments.
 
-A large experiment of records alone: 2,000 trials of 500 validations each. The floor under the first
-look is to read and check every line of every journal once and to keep none. Each figure is of a
-process of its own; the second look is one more in the same process, as ``status -w`` does.
+One large experiment of records alone, and a root of many small ones. Figures are processor seconds
+and peak memory of processes of their own, imports included. The floor is to read and check every
+line of every journal once, and to keep none. *Cold*: nothing is kept of what was read before
+(``read.experiment.kept``); *warm*: the same command again. Peers read the same values: TensorBoard
+from event files, MLflow from its own store; one that is not installed is named as absent.
+
+``DOSE=full`` takes 2,000 trials of 500 reports and 10,000 experiments; the default is a tenth or
+less of it, whose goals are those of the full dose.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import importlib.util
 import os
-import resource
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 TOP = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 
 import results  # noqa: E402
 
-from hpcdet.read.experiment.gather import Memory  # noqa: E402
-from hpcdet.read.views import views  # noqa: E402
 from hpcdet.store.folder.layout import ExperimentPaths  # noqa: E402
 from hpcdet.store.fs import journal  # noqa: E402
 from tests.builders import Builder, at  # noqa: E402
 
-TRIALS, REPORTS, RUNS = 2000, 500, 3
-FLOORS, MEMORY_MB, AGAIN_S = 2.0, 200.0, 0.5
-"""Goals: the first look in floors, its memory, and the second look in seconds."""
-
-FOLDERS, NEWEST = 300, 10
+FULL = os.environ.get("DOSE") == "full"
+TRIALS, REPORTS, EXPERIMENTS = (2000, 500, 10_000) if FULL else (200, 500, 500)
+SMALL_TRIALS, SMALL_REPORTS = 2, 10
+RUNS = 1 if FULL else 3
+HPCDET = [sys.executable, "-m", "hpcdet"]
+PEERS = ("tensorboard", "mlflow")
 
 
 def experiment(root: Path, trials: int, reports: int) -> ExperimentPaths:
     """An experiment whose last trial still runs."""
-    built, made = Builder(root), time.time() - 3600
+    built = Builder(root)
+    built.job()
+    built.worker()
     lines = b""
     for number in range(trials):
         attempt = built.trial(hidden=number).attempt()
@@ -50,13 +59,23 @@ def experiment(root: Path, trials: int, reports: int) -> ExperimentPaths:
             file.write(lines)
         if number < trials - 1:
             attempt.end("completed")
-    os.sync()
-    for place, _, names in os.walk(
-        root
-    ):  # what has just changed is read once more by the next look
-        for path in (place, *(os.path.join(place, name) for name in names)):
-            os.utime(path, (made, made))
     return built.paths
+
+
+def many(root: Path, count: int) -> None:
+    """So many experiments that have ended."""
+    built = Builder(root / "small-00000")
+    built.job()
+    built.worker(end="idle")
+    for number in range(SMALL_TRIALS):
+        attempt = built.trial(hidden=number).attempt()
+        for step in range(1, SMALL_REPORTS + 1):
+            attempt.metrics("validation", step, validation_loss=1.0 / step)
+        attempt.end("completed")
+    built.decide("state", state="COMPLETED", why="", by="")
+    built.close()
+    for number in range(1, count):
+        shutil.copytree(built.paths.root, root / f"small-{number:05d}")
 
 
 def _report(step: int) -> dict[str, object]:
@@ -68,112 +87,191 @@ def _report(step: int) -> dict[str, object]:
     }
 
 
-# -- in a process of its own -------------------------------------------------------------------
+def _settle(root: Path) -> None:
+    """Let everything look an hour old: what has just changed is read once more by the next look."""
+    made = time.time() - 3600
+    for place, _, names in os.walk(root):
+        for path in (place, *(os.path.join(place, name) for name in names)):
+            os.utime(path, (made, made))
 
 
-def _floor(paths: ExperimentPaths) -> list[float]:
-    begin = time.perf_counter()
-    for trial in paths.trials():
+@dataclass
+class Cost:
+    """Processor seconds and peak memory in MB of processes that do the same."""
+
+    seconds: list[float] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+
+    def run(self, argv: Sequence[str], cache: Path) -> None:
+        environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(TOP)}
+        process = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, argv)
+        self.seconds.append(used.ru_utime + used.ru_stime)
+        self.memory.append(used.ru_maxrss / 1024)
+
+
+# -- what runs in a process of its own -----------------------------------------------------------
+
+
+def _floor(place: Path) -> None:
+    for trial in ExperimentPaths(place).trials():
         for attempt in trial.attempts():
             journal.read(attempt.journal)
-    return [time.perf_counter() - begin]
 
 
-def _status(paths: ExperimentPaths) -> list[float]:
-    memory, found = Memory(paths), []
-    for _ in range(2):
-        begin = time.perf_counter()
-        views.status(memory.look())
-        found.append(time.perf_counter() - begin)
+def _curves(place: Path) -> None:
+    from hpcdet.read.experiment import curve_points
+    from hpcdet.read.experiment.gather import Gathered
+
+    kept = list(curve_points.curves(Gathered(ExperimentPaths(place))))
+    assert len(kept) == 2 * TRIALS
+
+
+def _tensorboard(place: Path) -> None:
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+
+    multiplexer = EventMultiplexer(size_guidance={"scalars": 0, "tensors": 0})
+    multiplexer.AddRunsFromDirectory(str(place))
+    multiplexer.Reload()
+
+
+def _mlflow(place: Path) -> None:
+    import mlflow
+
+    mlflow.set_tracking_uri(f"sqlite:///{place}/mlflow.sqlite")
+    found = mlflow.search_runs(search_all_experiments=True, max_results=50_000)
+    assert len(found) == TRIALS
+
+
+_ONLY = {"floor": _floor, "curves": _curves, "tensorboard": _tensorboard, "mlflow": _mlflow}
+
+
+def _only(what: str, place: Path) -> list[str]:
+    return [sys.executable, __file__, "--only", what, str(place)]
+
+
+# -- the data of peers ---------------------------------------------------------------------------
+
+
+def _for_tensorboard(paths: ExperimentPaths, folder: Path) -> None:
+    from hpcdet.interop.tensorboard import EventFiles
+
+    EventFiles(folder, [str(paths.root)]).update()
+
+
+def _for_mlflow(paths: ExperimentPaths, folder: Path) -> None:
+    from mlflow.entities import Metric
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.sqlite")
+    for trial in paths.trials():
+        run = client.create_run("0").info.run_id
+        values = [
+            Metric(name, value, 0, line["step"])
+            for attempt in trial.attempts()
+            for line in journal.read(attempt.journal)
+            if line["kind"] == "metrics"
+            for name, value in line["metrics"].items()
+        ]
+        for begin in range(0, len(values), 1000):
+            client.log_batch(run, metrics=values[begin : begin + 1000])
+
+
+_DATA = {"tensorboard": _for_tensorboard, "mlflow": _for_mlflow}
+
+
+# -- measuring -----------------------------------------------------------------------------------
+
+
+def _measure(paths: ExperimentPaths, root: Path, folder: Path) -> dict[str, Cost]:
+    """Measure each in turn, some times; ``again`` is after the same command in the same cache."""
+    peers = {}
+    for name in PEERS:
+        if importlib.util.find_spec(name) is not None:
+            peers[name] = folder / name
+            peers[name].mkdir()
+            _DATA[name](paths, peers[name])
+    in_root, of_large = [*HPCDET, "-C", str(root)], [*HPCDET, "status", str(paths.root)]
+    found: dict[str, Cost] = {}
+    for run in range(RUNS):
+        cache, page = folder / f"cache-{run}", str(folder / "report.html")
+        commands = {
+            "help": [*HPCDET, "--help"],
+            "floor": _only("floor", paths.root),
+            "status cold": of_large,
+            "status warm": of_large,
+            "report": [*HPCDET, "report", str(paths.root), "-o", page],
+            "curves": _only("curves", paths.root),
+            "ls cold": [*in_root, "ls"],
+            "ls warm": [*in_root, "ls"],
+            "ls --limit 10": [*in_root, "ls", "--limit", "10"],
+            **{name: _only(name, place) for name, place in peers.items()},
+        }
+        for what, argv in commands.items():
+            found.setdefault(what, Cost()).run(argv, cache)
     return found
 
 
-def _report_page(paths: ExperimentPaths) -> list[float]:
-    from hpcdet.read.report import write
+def _rows(found: dict[str, Cost]) -> list[results.Row]:
+    floor = found["floor"].seconds
+    base = statistics.median(floor)
+    large, small = f"{TRIALS} trials x {REPORTS}", f"{EXPERIMENTS} experiments"
+    goals: list[tuple[str, str, str, str, float, float]] = [
+        ("help", "--help", "", "floor", 0.2, 60),
+        ("status cold", f"status, cold, {large}", "read all", "floor", 2 * base, 200),
+        ("status warm", f"status, warm, {large}", "read all", "floor", 0.5, 200),
+        ("report", f"report, {large}", "read all", "floor", 10.0, 300),
+        ("curves", f"points of its curves, {large}", "read all", "floor", 10.0, 300),
+        ("ls cold", f"ls, cold, {small}", "warm", "ls warm", 15.0, 200),
+        ("ls warm", f"ls, warm, {small}", "cold", "ls cold", 1.0, 200),
+        ("ls --limit 10", f"ls --limit 10, warm, {small}", "all of them", "ls warm", 1.0, 200),
+    ]
+    rows = []
+    for what, about, peer_name, peer, seconds, memory in goals:
+        ours = found[what]
+        row = results.row(about, ours.seconds, peer_name, found[peer].seconds, round(seconds, 2))
+        rows.append(_with_memory(row, ours, memory))
+    for name in PEERS:
+        if (peer_cost := found.get(name)) is None:
+            print(f"{name} is absent: it is not installed here")
+            continue
+        ours = found["status cold"]
+        row = results.row(
+            f"{name} beside status, {large}", ours.seconds, name, peer_cost.seconds, 0
+        )
+        row["goal"], row["met"] = row["peer"], row["ours"] <= row["peer"]
+        rows.append(_with_memory(row, ours, max(peer_cost.memory)))
+    return rows
 
-    begin = time.perf_counter()
-    write(paths, Path(tempfile.gettempdir()) / f"report-{os.getpid()}.html").unlink()
-    return [time.perf_counter() - begin]
 
-
-_MEASURED = {"floor": _floor, "status": _status, "report": _report_page}
-
-
-def _measure(paths: ExperimentPaths) -> dict[str, dict[str, list[float]]]:
-    """Measure each in turn, some times."""
-    found = [{what: _once(what, paths) for what in _MEASURED} for _ in range(RUNS)]
-    return {
-        what: {key: [one[what][key] for one in found] for key in found[0][what]}
-        for what in _MEASURED
-    }
-
-
-def _once(what: str, paths: ExperimentPaths) -> dict[str, float]:
-    command = [sys.executable, __file__, "--only", what, str(paths.root)]
-    made = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    found: dict[str, float] = json.loads(made.stdout)
-    return found
-
-
-def _listing(root: Path) -> list[float]:
-    """Return the seconds of ``ls`` over many experiments, of all of them and of the newest."""
-    command = [sys.executable, "-m", "hpcdet", "-C", str(root), "ls", "-o", "id"]
-    found = []
-    for more in ([], ["--limit", str(NEWEST)]):
-        begin = time.perf_counter()
-        subprocess.run([*command, *more], stdout=subprocess.DEVNULL, check=True)
-        found.append(time.perf_counter() - begin)
-    return found
+def _with_memory(row: results.Row, cost: Cost, most: float) -> results.Row:
+    high: Any = round(max(cost.memory))
+    met = row["met"] and high <= most
+    return {**row, "what": f"{row['what']}, {high} MB", "memory_mb": high, "met": met}
 
 
 def main(argv: list[str]) -> int:
     """Measure, print, write; exit 0 also where a goal was missed (the table says so)."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", choices=_MEASURED)
-    parser.add_argument("experiment", nargs="?", type=Path)
+    parser.add_argument("--only", choices=_ONLY)
+    parser.add_argument("place", nargs="?", type=Path)
     given = parser.parse_args(argv)
     if given.only:
-        taken = _MEASURED[given.only](ExperimentPaths(given.experiment))
-        high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        keys = ("seconds", "again")
-        print(json.dumps({**dict(zip(keys, taken, strict=False)), "memory": high}))
+        _ONLY[given.only](given.place)
         return 0
-    with tempfile.TemporaryDirectory() as folder:
-        paths = experiment(Path(folder) / "large-0000", TRIALS, REPORTS)
-        found = _measure(paths)
-        many = Path(folder) / "many"
-        for number in range(FOLDERS):
-            experiment(many / f"small-{number:04d}", 4, 20)
-        listed = [_listing(many) for _ in range(RUNS)]
-    results.publish("read", _rows(**found, listed=listed))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        paths = experiment(folder / "large-0000", TRIALS, REPORTS)
+        many(folder / "root", EXPERIMENTS)
+        os.sync()
+        for place in (paths.root, folder / "root"):
+            _settle(place)
+        found = _measure(paths, folder / "root", folder)
+    results.publish("read", _rows(found))
     return 0
-
-
-def _rows(
-    floor: dict[str, list[float]],
-    status: dict[str, list[float]],
-    report: dict[str, list[float]],
-    listed: list[list[float]],
-) -> list[results.Row]:
-    about = f"{TRIALS} trials x {REPORTS} reports"
-    first, base = status["seconds"], floor["seconds"]
-    rows = [
-        results.row(f"status, {about}", first, "read all", base, FLOORS * statistics.median(base)),
-        results.row("the next look of status -w", status["again"], "the first", first, AGAIN_S),
-        results.row(f"report, {about}", report["seconds"], "status", first, 60.0),
-        results.row(
-            f"ls --limit {NEWEST} of {FOLDERS} experiments",
-            [newest for _, newest in listed],
-            "ls of all",
-            [everything for everything, _ in listed],
-            1.0,
-        ),
-    ]
-    for row, found in zip(rows[::2], (status, report), strict=False):
-        row["memory_mb"] = round(statistics.median(found["memory"]))
-        row["what"] += f", {row['memory_mb']} MB"
-    rows[0]["met"] = rows[0]["met"] and rows[0]["memory_mb"] <= MEMORY_MB
-    return rows
 
 
 if __name__ == "__main__":
