@@ -74,7 +74,8 @@ def _holds(paths: ExperimentPaths, value: Plain) -> bool:
     if not kept.settled(value):
         return False
     places = _placed(paths, value["folders"]), _placed(paths, value["records"])
-    return kept.sights(*places) == value["seen"]
+    same: bool = kept.sights(*places) == value["seen"]
+    return same
 
 
 def _placed(paths: ExperimentPaths, names: list[str]) -> list[str]:

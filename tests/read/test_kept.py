@@ -202,8 +202,8 @@ def test_a_store_that_is_damaged_anywhere_changes_no_answer(swept: Path) -> None
         data[place : place + 7] = bytes(byte ^ 0x5A for byte in data[place : place + 7])
         _put(bytes(data))
         assert _looked_at(swept) == first, place
-    for data in (b"", b"no database" * 999, whole[: len(whole) // 2]):
-        _put(data)
+    for text in (b"", b"no database" * 999, whole[: len(whole) // 2]):
+        _put(text)
         assert _looked_at(swept) == first
     assert _looked_at(swept) == first and sqlite3.connect(_store()).execute(
         "select count(*) from known"

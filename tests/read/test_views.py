@@ -89,14 +89,14 @@ def test_folders_of_others_are_left_out(
     swept: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     private = Builder(tmp_path / "private-0000").paths.config
-    stat = Path.stat
+    lstat = os.lstat
 
-    def denied(path: Path, **more: Any) -> Any:
-        if path == private:
+    def denied(path: Any) -> os.stat_result:
+        if Path(path) == private:
             raise PermissionError(13, "Permission denied", str(path))
-        return stat(path, **more)
+        return lstat(path)
 
-    monkeypatch.setattr(Path, "stat", denied)
+    monkeypatch.setattr(os, "lstat", denied)
     assert find.experiments(tmp_path) == [swept.paths]
 
 

@@ -42,8 +42,10 @@ class Points:
 
     def chosen(self, places: list[int]) -> Points:
         """Return the points at these places."""
-        columns = (self.steps, self.values, self.attempts, self.epochs, self.times)
-        return Points(*(array(c.typecode, [c[place] for place in places]) for c in columns))
+        found = Points()
+        for name, column in vars(self).items():
+            getattr(found, name).extend(column[place] for place in places)
+        return found
 
 
 @dataclass(frozen=True)

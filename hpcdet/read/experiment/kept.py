@@ -49,14 +49,16 @@ def clock() -> float:
 
 
 class Kept:
-    """What the store has of one experiment, known by device and number of its folder.
+    """What the store has of one experiment, known by its folder's number and its config's time.
+
+    The number of a folder that is gone is given to another one, but not with the same time.
 
     Args:
         afresh: nothing is taken from there, nor put.
     """
 
     def __init__(self, paths: ExperimentPaths, *, afresh: bool = False) -> None:
-        self._root = paths.root
+        self._paths = paths
         self._home = "" if afresh else None
         self._every: dict[str, bytes] | None = None
         self._asked = 0
@@ -66,7 +68,9 @@ class Kept:
     def home(self) -> str:
         if self._home is None:
             try:
-                self._home = f"experiment {derived_store.identity(os.stat(self._root))}"
+                folder = derived_store.identity(os.stat(self._paths.root))
+                made = os.lstat(self._paths.config).st_mtime_ns
+                self._home = f"experiment {folder} {made}"
             except OSError:
                 self._home = ""
         return self._home
