@@ -20,7 +20,7 @@ def code_differs(paths: ExperimentPaths) -> list[str]:
     if paths.root.stat().st_uid != os.getuid():
         return []
     record = files.read_json(paths.provenance)
-    if not isinstance(record, dict):
+    if not isinstance(record, dict) or not record.get("model_dir"):
         return []
     then, folder = record.get("code", {}), Path(record.get("model_dir", ""))
     more = [path for path in map(Path, record.get("include", [])) if path.exists()]

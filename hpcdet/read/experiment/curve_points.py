@@ -21,7 +21,7 @@ POINTS = 200
 
 
 @dataclass
-class Points:
+class CurveColumns:
     """Points of a curve, column by column; what is not known of one is NaN.
 
     Attributes:
@@ -40,9 +40,9 @@ class Points:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def chosen(self, places: list[int]) -> Points:
+    def chosen(self, places: list[int]) -> CurveColumns:
         """Return the points at these places."""
-        found = Points()
+        found = CurveColumns()
         for name, column in vars(self).items():
             getattr(found, name).extend(column[place] for place in places)
         return found
@@ -66,8 +66,8 @@ class Curve:
     odd: int
     low: float | None
     high: float | None
-    points: Points
-    superseded: Points
+    points: CurveColumns
+    superseded: CurveColumns
 
 
 def curves(
@@ -82,7 +82,7 @@ def curves(
         points: to keep of each curve.
     """
     for trial in gathered.trials:
-        found: dict[tuple[str, str], Points] = {}
+        found: dict[tuple[str, str], CurveColumns] = {}
         for attempt in trial.attempts:
             for line in attempt.of_kind("metrics"):
                 _add(found, line, attempt.number, wanted)
@@ -91,7 +91,7 @@ def curves(
 
 
 def _add(
-    found: dict[tuple[str, str], Points],
+    found: dict[tuple[str, str], CurveColumns],
     line: Line,
     attempt: int,
     wanted: Callable[[str, str], bool],
@@ -108,7 +108,7 @@ def _add(
         if points is None:
             if not wanted(group, name):
                 continue
-            points = found[group, name] = Points()
+            points = found[group, name] = CurveColumns()
         points.steps.append(line["step"])
         points.values.append(amount)
         points.attempts.append(attempt)
@@ -125,7 +125,7 @@ def _float(value: Any) -> float | None:
         return None
 
 
-def _curve(trial: GatheredTrial, group: str, name: str, every: Points, most: int) -> Curve:
+def _curve(trial: GatheredTrial, group: str, name: str, every: CurveColumns, most: int) -> Curve:
     places = _counting(trial, every)
     counting = every if places is None else every.chosen(places)
     left = set(range(len(every))).difference(places) if places is not None else set[int]()
@@ -143,7 +143,7 @@ def _curve(trial: GatheredTrial, group: str, name: str, every: Points, most: int
     )
 
 
-def _counting(trial: GatheredTrial, every: Points) -> list[int] | None:
+def _counting(trial: GatheredTrial, every: CurveColumns) -> list[int] | None:
     """Return the places of points that count, by step; None: all do, and are in that order."""
     line = trial.lineage
     if not line.rewinds and all(before < after for before, after in pairwise(every.steps)):
@@ -155,7 +155,7 @@ def _counting(trial: GatheredTrial, every: Points) -> list[int] | None:
     return [last[step] for step in sorted(last)]
 
 
-def _reduced(points: Points, most: int) -> Points:
+def _reduced(points: CurveColumns, most: int) -> CurveColumns:
     """Return at most ``most`` points: both ends, and extremes and odd ones of equal parts."""
     count = len(points)
     if count <= most:
