@@ -297,6 +297,10 @@ def test_code_that_differs_from_the_snapshot_is_named(model: Path, tmp_path: Pat
     paths = make(model, tmp_path / "root")
     assert site_checks.code_differs(paths) == []
     (model / "model_def.py").write_text("x = 3\n")
+    told = paths.provenance.read_bytes()
+    paths.provenance.write_text("{}")
+    assert site_checks.code_differs(paths) == [], "it names no folder"
+    paths.provenance.write_bytes(told)
     (model / "new.py").write_text("")
     (model / "lib" / "net.py").unlink()
     (model / "net.py").unlink()
