@@ -14,8 +14,8 @@ from hpcdet.client.run_verb import run, warn
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.read.comparison import side_by_side
 from hpcdet.read.comparison.side_by_side import ComparedView
+from hpcdet.read.listing import Filters, listed
 from hpcdet.read.lookup import find
-from hpcdet.read.lookup.listing import Filters, listed
 from hpcdet.site_files import roots
 from hpcdet.store.folder.layout import ExperimentPaths
 

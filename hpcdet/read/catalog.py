@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hpcdet.read.experiment import kept
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.lookup import find
-from hpcdet.read.views import views
+from hpcdet.read.views import brief
+from hpcdet.read.views.brief import ExperimentView
 from hpcdet.read.views.items import encode
-from hpcdet.read.views.views import ExperimentView
 from hpcdet.store.folder import derived_store
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import packed
@@ -58,12 +59,13 @@ class Catalog:
         try:
             before = json.loads(data) if data is not None else {}
             if before and _holds(paths, before):
-                return ExperimentView(**before["row"], id=paths.id, path=str(paths.root))
+                row = ExperimentView(**before["row"], id=paths.id, path=str(paths.root))
+                return replace(row, age_s=brief.age_s(row.created))
         except kept.NOT_READABLE:
             before = {}
         folders, records = _watched(paths)
         seen = kept.sights(_placed(paths, folders), _placed(paths, records))
-        row = views.brief(Gathered(paths, afresh=True))
+        row = brief.brief(Gathered(paths, afresh=True))
         value = {"folders": folders, "records": records, "seen": seen, "row": encode(row)}
         del value["row"]["id"], value["row"]["path"]
         self._store.put(self._home, paths.id, kept.dated(value, before, now))
@@ -100,6 +102,7 @@ def _watched(paths: ExperimentPaths) -> tuple[list[str], list[str]]:
     folders += ("/trials", "/decisions", *(f"/decisions/{name}" for name in sorted(terms)))
     folders += (name for trial in trials for name in (trial, f"{trial}/control"))
     records += (f"{trial}/trial.json" for trial in trials)
+    records += (f"{name}/journal.jsonl" for name in attempts if name.rpartition("/")[2].isdecimal())
     return [*folders, *attempts], records
 
 

@@ -15,12 +15,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hpcdet.errors import HpcdetError, IntegrityError, NotFound, UsageError
+from hpcdet.read import listing
 from hpcdet.read.comparison import side_by_side
 from hpcdet.read.experiment import measured
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.explanation import findings
-from hpcdet.read.lookup import all_experiments, find, listing
-from hpcdet.read.lookup.listing import Filters
+from hpcdet.read.listing import Filters
+from hpcdet.read.lookup import all_experiments, find
 from hpcdet.read.usage import usage_table
 from hpcdet.read.views import logs, views
 from hpcdet.read.views.brief import ExperimentView

@@ -18,11 +18,12 @@ from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import moment
 from hpcdet.cli.observe import follow, trial_table
 from hpcdet.errors import Unsuccessful
+from hpcdet.read.catalog import Catalog
 from hpcdet.read.experiment.gather import Memory
+from hpcdet.read.listing import Filters, listed
 from hpcdet.read.lookup import find
 from hpcdet.read.lookup.all_experiments import of_each
 from hpcdet.read.lookup.escapes import escaped
-from hpcdet.read.lookup.listing import Filters, listed
 from hpcdet.read.views import describe, views
 from hpcdet.read.views.items import encode, typed
 from hpcdet.read.views.trials import TrialStatusView

@@ -29,7 +29,7 @@ from hpcdet.site import Site
 from hpcdet.store.config import numerics
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import trust
-from hpcdet.store.folder.known_digests import KnownDigests
+from hpcdet.store.folder.derived_store import KnownDigests
 from hpcdet.store.fs import yaml12
 from hpcdet.store.fs.yaml12 import Document
 

@@ -13,7 +13,7 @@ from hpcdet.jobs.create.data_files import DataFiles, DataPath
 from hpcdet.policy.provenance import source_manifests
 from hpcdet.policy.provenance.source_manifests import SourceManifest, Watch
 from hpcdet.read.capsule.recorded import RecordedPath
-from hpcdet.store.folder.known_digests import KnownDigests
+from hpcdet.store.folder.derived_store import KnownDigests
 from hpcdet.store.fs import files
 
 FOLDER = Path("restored", "data")

@@ -72,12 +72,17 @@ def brief(source: ExperimentPaths | Gathered) -> ExperimentView:
         best=best.value if best else None,
         best_trial=best.trial if best else None,
         created=made,
-        age_s=seconds(made, "") or 0.0,
+        age_s=age_s(made),
         project="/".join(filter(None, (config.workspace, config.project))),
         user=str(gathered.provenance.get("user", "")),
         labels=changes.labels(gathered),
         path=str(gathered.paths.root),
     )
+
+
+def age_s(made: str) -> float:
+    """Return the seconds since an experiment was made."""
+    return seconds(made, "") or 0.0
 
 
 def _progress(gathered: Gathered, rows: list[TrialStatusView]) -> float:

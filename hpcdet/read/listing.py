@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import UsageError
+from hpcdet.read.catalog import Catalog
 from hpcdet.read.experiment import series
-from hpcdet.read.lookup import find
 from hpcdet.read.lookup.all_experiments import of_each
 from hpcdet.read.views import views
 from hpcdet.read.views.items import encode, text
@@ -66,16 +66,16 @@ def listed(
     Raises:
         UsageError: rows have no such key.
     """
+    catalog = Catalog(root)
 
     def rows_of(paths: ExperimentPaths) -> Sequence[Row]:
-        gathered = views.gather(paths)
-        row = views.brief(gathered)
+        row = catalog.row(paths)
         if not filters.hold(row):
             return []
-        rows: Sequence[Row] = views.trials(gathered) if trials else [row]
+        rows: Sequence[Row] = views.trials(paths) if trials else [row]
         return [each for each in rows if not filters.states or each.state in filters.states]
 
-    rows, warnings = _newest(find.experiments(root), rows_of, None if sort else limit)
+    rows, warnings = _newest(catalog.experiments, rows_of, None if sort else limit)
     return (_sorted(rows, sort)[:limit] if sort else rows), warnings
 
 
