@@ -7,6 +7,7 @@ its commands, and the folders of its trials' attempts.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -72,6 +73,13 @@ class Catalog:
         return row
 
 
+def appearance(paths: ExperimentPaths) -> str:
+    """Return a text that is another one once anything has changed of what a row is read from."""
+    folders, records = _watched(paths)
+    seen = kept.sights(_placed(paths, folders), _placed(paths, records))
+    return hashlib.blake2b(repr(seen).encode(), digest_size=16).hexdigest()
+
+
 def _holds(paths: ExperimentPaths, value: Plain) -> bool:
     if not kept.settled(value):
         return False
@@ -102,8 +110,8 @@ def _watched(paths: ExperimentPaths) -> tuple[list[str], list[str]]:
     folders += ("/trials", "/decisions", *(f"/decisions/{name}" for name in sorted(terms)))
     folders += (name for trial in trials for name in (trial, f"{trial}/control"))
     records += (f"{trial}/trial.json" for trial in trials)
-    records += (f"{name}/journal.jsonl" for name in attempts if name.rpartition("/")[2].isdecimal())
-    return [*folders, *attempts], records
+    begun = [name for name in attempts if name.rpartition("/")[2].isdecimal()]
+    return [*folders, *attempts, *(f"{name}/journal.jsonl" for name in begun)], records
 
 
 def _attempts(root: str, trial: str) -> Iterator[str]:

@@ -20,10 +20,6 @@ from hpcdet.serve.answers import refusal
 HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names by which browsers reach a tunnel or a loopback port."""
 READING = frozenset({"GET", "HEAD"})
-CSP = (
-    "default-src 'none'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 HEADERS = {
     "cache-control": "no-store",
     "cross-origin-opener-policy": "same-origin",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hpcdet.errors import HpcdetError
+from hpcdet.errors import HpcdetError, IntegrityError
+from hpcdet.read.lookup.all_experiments import UNREADABLE
 from hpcdet.read.views.items import encode
 from hpcdet.store.fs import files
 from hpcdet.store.fs.json_record import finite
@@ -68,3 +69,18 @@ def failed(error: HpcdetError) -> Response:
     """Answer with what a view has raised."""
     status = _STATUS.get(error.exit_code, 500)
     return refusal(status, error.code, error.what, where=error.where, hint=error.hint)
+
+
+def answered(answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
+    """Return a function that answers with an error where ``answer`` raises one."""
+
+    def ask(request: Request) -> Response:
+        try:
+            return answer(request)
+        except HpcdetError as error:
+            return failed(error)
+        except UNREADABLE as error:
+            what = f"its files cannot be read ({type(error).__name__})"
+            return failed(IntegrityError(what, where=request.url.path))
+
+    return ask

@@ -14,20 +14,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hpcdet.errors import HpcdetError, IntegrityError, NotFound, UsageError
+from hpcdet.errors import NotFound, UsageError
 from hpcdet.read import listing
 from hpcdet.read.comparison import side_by_side
 from hpcdet.read.experiment import measured
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.explanation import findings
 from hpcdet.read.listing import Filters
-from hpcdet.read.lookup import all_experiments, find
+from hpcdet.read.lookup import all_experiments
 from hpcdet.read.usage import usage_table
 from hpcdet.read.views import logs, views
 from hpcdet.read.views.brief import ExperimentView
 from hpcdet.read.views.items import keys
 from hpcdet.registry import version_views
-from hpcdet.serve.answers import envelope, failed
+from hpcdet.serve.answers import answered, envelope
 from hpcdet.serve.queries import LONGEST, Query
 from hpcdet.serve.sources import Sources
 from hpcdet.store.folder.records import TrialState
@@ -136,16 +136,7 @@ class Api:
     def _answering(self, address: Address) -> Callable[[Request], Response]:
         answer: Answer = getattr(self, address.name)
 
-        def ask(request: Request) -> Response:
-            try:
-                return answer(request, Query(request, address.parameters))
-            except HpcdetError as error:
-                return failed(error)
-            except all_experiments.UNREADABLE as error:
-                what = f"its files cannot be read ({type(error).__name__})"
-                return failed(IntegrityError(what, where=request.url.path))
-
-        return ask
+        return answered(lambda request: answer(request, Query(request, address.parameters)))
 
     def experiments(self, request: Request, query: Query) -> Response:
         """List experiments: items of ``ls``, and where the next ones begin."""
@@ -248,7 +239,7 @@ class Api:
 
     def compare(self, request: Request, query: Query) -> Response:
         """Return items of ``compare``."""
-        found = [self._reference(text) for text in query.words("ids")]
+        found = [self._sources.reference(text) for text in query.words("ids")]
         rows, warnings = side_by_side.compare(found)
         return envelope(request, "compare", rows, warnings)
 
@@ -275,15 +266,6 @@ class Api:
     ) -> Response:
         with self._sources.gathered(self._sources.find(request.path_params["id"])) as gathered:
             return envelope(request, verb, view(gathered))
-
-    def _reference(self, text: str) -> find.Reference:
-        id, slash, number = text.partition("/")
-        paths = self._sources.find(id)
-        if not slash:
-            return find.Reference(paths)
-        if not (number.isascii() and number.isdigit() and len(number) < 10):
-            raise NotFound("no such trial", where=text[:100])
-        return find.reference(f"{paths.id}/{number}", self._sources.root)
 
 
 def _known_states(given: Sequence[str]) -> Sequence[str]:

@@ -21,6 +21,7 @@ from hpcdet.serve.access import Access
 from hpcdet.serve.answers import JSON, refusal
 from hpcdet.serve.api import Api
 from hpcdet.serve.listening import Listening
+from hpcdet.serve.pages import Pages
 from hpcdet.serve.sources import Sources
 
 _LOOK_S = 1.0
@@ -36,8 +37,9 @@ def application(root: Path, registry: Path, token: str) -> Access:
     """Return the application that answers those who show the token."""
     sources = Sources(root)
     api = [*Api(sources, registry).routes(), Route("/openapi.json", _openapi)]
+    pages = Pages(sources, registry).routes()
     app = Starlette(
-        routes=[Mount("/api/v1", routes=api)],
+        routes=[Mount("/api/v1", routes=api), *pages],
         exception_handlers={HTTPException: _missing, Exception: _broken},
     )
     app.router.redirect_slashes = False

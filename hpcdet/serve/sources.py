@@ -12,6 +12,7 @@ from pathlib import Path
 from hpcdet.errors import NotFound
 from hpcdet.read.experiment.gather import Gathered, Memory
 from hpcdet.read.lookup import find
+from hpcdet.read.lookup.find import Reference
 from hpcdet.store.folder.layout import ExperimentPaths
 
 _ID = re.compile(r"[A-Za-z0-9@][A-Za-z0-9._@-]*")
@@ -43,6 +44,16 @@ class Sources:
         if found.root.parent.resolve() != self.root.resolve():  # a file of that name lies here
             raise NotFound("no such experiment", where=id, hint="GET /api/v1/experiments")
         return found
+
+    def reference(self, text: str) -> Reference:
+        """Return the experiment or the trial, ``ID/3``, of a text. Raises NotFound as ``find``."""
+        id, slash, number = text.partition("/")
+        paths = self.find(id)
+        if not slash:
+            return Reference(paths)
+        if not (number.isascii() and number.isdigit() and len(number) < 10):
+            raise NotFound("no such trial", where=text[:100])
+        return find.reference(f"{paths.id}/{number}", self.root)
 
     @contextmanager
     def gathered(self, paths: ExperimentPaths) -> Iterator[Gathered]:

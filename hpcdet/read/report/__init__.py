@@ -49,6 +49,8 @@ class ReportOptions:
         anonymous: redact all of them, and what names the experiment.
         plain: a page without scripts.
         refresh_s: the page loads itself again after so many seconds; 0: it does not.
+        live: ETag of a server's page, which loads itself again once the server has another one;
+            "": it is a file.
     """
 
     format: Format = "html"
@@ -57,6 +59,7 @@ class ReportOptions:
     anonymous: bool = False
     plain: bool = False
     refresh_s: int = 0
+    live: str = ""
 
 
 def write(
@@ -133,7 +136,7 @@ def _render(gathered: Gathered, now: float, options: ReportOptions, extent: Repo
     )
     environment.filters |= FILTERS
     style = (folder / "style.css").read_text()
-    scripts = None if options.plain else embedded.scripts(folder, data(report))
+    scripts = None if options.plain else embedded.scripts(folder, data(report), bool(options.live))
     page = environment.get_template("report.html.j2").render(
         **content(report, gathered, hide),
         style=Markup(style),
@@ -141,5 +144,6 @@ def _render(gathered: Gathered, now: float, options: ReportOptions, extent: Repo
         scripts=scripts,
         own=Markup(scripts.own) if scripts else "",
         refresh_s=options.refresh_s,
+        live=options.live,
     )
     return escaped(page)

@@ -17,6 +17,7 @@ from typing import Any
 ENGINE = "vendor/echarts.min.js"
 OWN = ("state.js", "table.js", "curves.js", "search.js", "main.js")
 """The page's own script, in the order of its parts."""
+LIVE = "live.js"
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,15 @@ def packed(data: bytes) -> str:
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 
-def scripts(folder: Path, data: Any) -> Scripts:
+def scripts(folder: Path, data: Any, live: bool = False) -> Scripts:
     """Return the scripts of a page with this data.
 
     Args:
         folder: of the report's templates.
+        live: the page asks its server for a newer one.
     """
-    parts = "\n".join((folder / "script" / name).read_text() for name in OWN)
+    names = (*OWN, LIVE) if live else OWN
+    parts = "\n".join((folder / "script" / name).read_text() for name in names)
     own = f'"use strict";\n(() => {{\n{parts}\n}})();\n'
     engine = (folder / ENGINE).read_text()
     text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True)

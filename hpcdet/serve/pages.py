@@ -1,0 +1,324 @@
+"""Pages for a browser: lists, an experiment's report that follows, a trial, comparisons."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from hpcdet import shipped, units
+from hpcdet.errors import NotFound
+from hpcdet.read import catalog, listing, report
+from hpcdet.read.comparison import side_by_side
+from hpcdet.read.explanation import findings
+from hpcdet.read.listing import Filters
+from hpcdet.read.lookup import all_experiments
+from hpcdet.read.lookup.escapes import escaped
+from hpcdet.read.report import ReportOptions, embedded
+from hpcdet.read.usage import usage_table
+from hpcdet.read.views import logs, views
+from hpcdet.read.views.items import text
+from hpcdet.registry import version_views
+from hpcdet.serve.answers import answered, etag, unchanged
+from hpcdet.serve.queries import Query
+from hpcdet.serve.sources import Sources
+from hpcdet.store.fs import files
+
+_SHOWN, _LINES = 200, 200
+_POLICY = {"content-security-policy": "frame-ancestors 'none'"}
+"""The rest of a page's policy is in the page, so that a saved one has it, too."""
+
+
+@dataclass(frozen=True)
+class PageCell:
+    """A cell of a table; ``href``: where it leads."""
+
+    text: str
+    href: str = ""
+
+
+@dataclass(frozen=True)
+class PagePart:
+    """A part of a page: words, and a table or a text.
+
+    Attributes:
+        nothing: said where there are no rows.
+    """
+
+    id: str
+    title: str
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[PageCell]] = ()
+    words: str = ""
+    text: str = ""
+    nothing: str = "Nothing yet."
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page shows; ``command`` and ``python`` print the same."""
+
+    title: str
+    parts: Sequence[PagePart]
+    command: str
+    python: str
+    warnings: Sequence[str] = field(default_factory=tuple)
+
+
+class Pages:
+    """The pages of one root and one registry."""
+
+    def __init__(self, sources: Sources, registry: Path) -> None:
+        self._sources, self._registry = sources, registry
+
+    def routes(self) -> list[Route]:
+        """Return all addresses."""
+        pages: dict[str, Callable[[Request], Response]] = {
+            "/": self._list,
+            "/e/{id}": self._experiment,
+            "/e/{id}/{trial:int}": self._trial,
+            "/compare": self._compare,
+            "/models": self._models,
+            "/usage": self._usage,
+        }
+        return [Route(path, answered(page)) for path, page in pages.items()]
+
+    def _list(self, request: Request) -> Response:
+        Query(request, ())
+        rows, warnings = listing.listed(self._sources.root, Filters(), sort="-created")
+        spent, _ = all_experiments.of_each(
+            self._sources.experiments()[-_SHOWN:],
+            lambda paths: usage_table.of_experiment(paths, ("state",)),
+        )
+        more = len(rows) - _SHOWN
+        parts = [
+            PagePart(
+                "experiments",
+                "Experiments",
+                ("Experiment", "State", "Why", "Done", "Best", "Metric", "Made (UTC)", "User", "Labels"),
+                [_of_experiment(row) for row in rows[:_SHOWN]],
+                words=f"{more} older ones are left out; hpcdet ls shows them." if more > 0 else "",
+                nothing="No experiment yet: hpcdet submit makes one.",
+            ),
+            _hours(usage_table.table(spent, ("state",)), ("state",)),
+        ]
+        python = "from hpcdet import client\n\nfor one in client.experiments():\n"
+        page = Page("Experiments", parts, "hpcdet ls", f"{python}    print(one.id, one.state)")
+        return self._shown(request, page, warnings)
+
+    def _experiment(self, request: Request) -> Response:
+        Query(request, ())
+        paths = self._sources.find(request.path_params["id"])
+        seen = catalog.appearance(paths)
+        if (same := unchanged(request, seen)) is not None:
+            return same
+        with self._sources.gathered(paths) as gathered:
+            options = ReportOptions(live=etag(seen))
+            page = report.render(gathered, time.time(), options)
+        return HTMLResponse(page, headers={**_POLICY, "etag": etag(seen)})
+
+    def _trial(self, request: Request) -> Response:
+        Query(request, ())
+        paths, number = self._sources.find(request.path_params["id"]), request.path_params["trial"]
+        with self._sources.gathered(paths) as gathered:
+            if gathered.trial(number) is None:
+                raise NotFound(f"no trial {number}", where=paths.id)
+            row = next(one for one in views.trials(gathered) if one.trial == number)
+            known = findings.explain(gathered, number)
+            attempts = [one for one in views.attempts(gathered) if one.trial == number]
+            kept = views.checkpoints(gathered, number)
+            lines = itertools.chain.from_iterable(
+                logs.read(source, whole=False) for source in logs.sources(paths, trial=number)
+            )
+            last = "\n".join(f"{one.rank}: {one.text}" for one in deque(lines, _LINES))
+        parts = [
+            PagePart(
+                "why",
+                "State, and why",
+                ("What", "Shown by", "What to do"),
+                [_cells(one.finding, " ".join(one.evidence), one.next) for one in known],
+            ),
+            PagePart(
+                "hyperparameters",
+                "Hyperparameters",
+                ("Name", "Value"),
+                [_cells(name, value) for name, value in row.hyperparameters.items()],
+            ),
+            PagePart(
+                "attempts",
+                "Attempts",
+                ("Attempt", "Ended", "Steps", "Start", "Took", "Job", "Nodes", "Error"),
+                [
+                    _cells(
+                        one.attempt,
+                        one.reason or "runs",
+                        one.steps,
+                        one.start,
+                        units.duration(one.duration_s) if one.duration_s is not None else "",
+                        one.job,
+                        one.nodes,
+                        one.error,
+                    )
+                    for one in attempts
+                ],
+            ),
+            PagePart(
+                "checkpoints",
+                "Checkpoints",
+                ("Step", "State", "Size", "Kept because"),
+                [
+                    _cells(one.step, one.state, units.size(one.bytes or 0), ", ".join(one.kept))
+                    for one in kept
+                ],
+            ),
+            PagePart("logs", "Last lines of its output", text=last, nothing="No output yet."),
+        ]
+        name = f"{paths.id}/{number}"
+        python = f"from hpcdet import client\n\nclient.get({paths.id!r}).metrics(trial={number})"
+        page = Page(name, parts, f"hpcdet explain {name}\nhpcdet logs {name}", python)
+        return self._shown(request, page, seen=catalog.appearance(paths) + last)
+
+    def _compare(self, request: Request) -> Response:
+        ids = Query(request, ("ids",)).words("ids")
+        found = [self._sources.reference(id) for id in ids]
+        rows, warnings = side_by_side.compare(found)
+        names = list(dict.fromkeys(id for row in rows for id in row.values))
+        parts = [
+            PagePart(
+                which,
+                title,
+                ("What", "Name", *names),
+                [
+                    _cells(row.what, row.name, *(row.values[name] for name in names))
+                    for row in rows
+                    if row.same == same
+                ],
+                nothing="Nothing.",
+            )
+            for which, title, same in (
+                ("differs", "What differs", False),
+                ("same", "The same", True),
+            )
+        ]
+        words = shlex.join(ids)
+        python = f"from hpcdet import client\n\nclient.compare({', '.join(map(repr, ids))})"
+        return self._shown(
+            request, Page("Compare", parts, f"hpcdet compare {words}", python), warnings
+        )
+
+    def _models(self, request: Request) -> Response:
+        Query(request, ())
+        found = version_views.newest(self._registry)
+        columns = ("Model", "Version", "Aliases", "Experiment", "Step", "Metrics", "Added", "By")
+        rows = [
+            _cells(
+                one.model,
+                one.version,
+                one.aliases,
+                f"{one.experiment}/{one.trial}",
+                one.step,
+                one.metrics,
+                one.created,
+                one.by,
+            )
+            for one in found.items
+        ]
+        nothing = "No model yet: hpcdet registry add NAME ID --best"
+        words = "Changes are made on the command line: hpcdet registry --help"
+        part = PagePart("models", "Models", columns, rows, words=words, nothing=nothing)
+        python = "from hpcdet import client\n\nclient.models()"
+        page = Page("Models", [part], "hpcdet registry ls", python)
+        return self._shown(request, page, found.warnings)
+
+    def _usage(self, request: Request) -> Response:
+        by = usage_table.checked(
+            Query(request, ("by",)).words("by") or ["user", "project", "month"]
+        )
+        rows, warnings = all_experiments.of_each(
+            self._sources.experiments(), lambda paths: usage_table.of_experiment(paths, by)
+        )
+        part = _hours(usage_table.table(rows, by), by)
+        python = "# as data: hpcdet usage -o json"
+        page = Page("Usage", [part], f"hpcdet usage --by {','.join(by)}", python)
+        return self._shown(request, page, warnings)
+
+    def _shown(
+        self, request: Request, page: Page, warnings: Sequence[str] = (), seen: str = ""
+    ) -> Response:
+        """Answer with a page; ``seen``: what tells it from an older one, if not all of it."""
+        seen = seen or repr((page, warnings))
+        if (same := unchanged(request, seen)) is not None:
+            return same
+        folder = shipped.folder("templates")
+        environment = Environment(
+            loader=FileSystemLoader(folder / "live"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        style = (folder / "report" / "style.css").read_text()
+        script = f'"use strict";\n{(folder / "report" / "script" / embedded.LIVE).read_text()}'
+        made = environment.get_template("page.html.j2").render(
+            title=page.title,
+            parts=page.parts,
+            command=page.command,
+            python=page.python,
+            warnings=warnings,
+            place=str(self._sources.root),
+            now=files.now()[:19].replace("T", " "),
+            tag=etag(seen),
+            style=Markup(style),
+            style_digest=embedded.digest(style),
+            script=Markup(script),
+            script_digest=embedded.digest(script),
+        )
+        return HTMLResponse(escaped(made), headers={**_POLICY, "etag": etag(seen)})
+
+
+def _of_experiment(row: Any) -> Sequence[PageCell]:
+    id = quote(row.id)
+    best = PageCell(text(row.best), f"/e/{id}/{row.best_trial}" if row.best_trial else "")
+    return (
+        PageCell(row.id, f"/e/{id}"),
+        *_cells(row.state, row.why, f"{row.progress:.0%}"),
+        best,
+        *_cells(row.metric, _short(row.created), row.user, row.labels),
+    )
+
+
+def _short(created: str) -> str:
+    return created[:16].replace("T", " ")
+
+
+def _hours(rows: Sequence[usage_table.UsageView], by: Sequence[str]) -> PagePart:
+    kinds = ("allocated", "training", "starting", "lost", "failed", "overhead", "queued")
+    return PagePart(
+        "hours",
+        "Where the slot hours went",
+        (*by, "experiments", *kinds),
+        [
+            _cells(
+                *(row.by[key] or "-" for key in by),
+                row.experiments,
+                *(f"{getattr(row.slot_hours, kind):.3g}" for kind in kinds),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _cells(*values: Any) -> list[PageCell]:
+    return [PageCell("" if value in (None, "", [], {}) else text(value)) for value in values]

@@ -1,0 +1,85 @@
+"""Pages of the live view: what they show, inert, in a real Chromium through ``?token=``."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from hpcdet.read import catalog
+from tests.builders import Builder, sweep
+from tests.read.test_report_browser import HOSTILE, browser, page, pytestmark, ready
+from tests.serve.conftest import Served, serving
+
+__all__ = ["browser", "page", "pytestmark"]
+
+PAGES = {
+    "/": ("digits-7f3a", "Where the slot hours went"),
+    "/e/digits-7f3a": ('id="summary"', "connect-src"),
+    "/e/digits-7f3a/3": ("State, and why", "hpcdet logs"),
+    "/compare?ids=digits-7f3a/1,digits-91c0": ("What differs", "hidden"),
+    "/models": ("No model yet", "registry add"),
+    "/usage?by=user": ("ada", "allocated"),
+}
+
+
+@pytest.mark.parametrize("address", PAGES)
+def test_pages_show_what_they_are_of_and_are_sent_once(served: Served, address: str) -> None:
+    answer = served.ask(address)
+    assert answer.status == 200 and answer.headers["content-type"].startswith("text/html")
+    for words in PAGES[address]:
+        assert words in answer.body, words
+    again = served.ask(address, if_none_match=answer.headers["etag"])
+    assert (again.status, again.body) == (304, "")
+
+
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [("/e/nope", 404), ("/e/digits-7f3a/99", 404), ("/e/..%2f..%2fetc", 404), ("/?x=1", 400)],
+)
+def test_pages_that_are_not_there_are_errors(served: Served, address: str, status: int) -> None:
+    assert served.ask(address).status == status
+
+
+def test_names_of_users_are_read_and_not_run(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "odd-1111", name=HOSTILE, labels=[HOSTILE])
+    built.trial(hidden=HOSTILE).attempt().log(f"{HOSTILE}\n")
+    with serving(tmp_path) as served:
+        for address in ("/", "/e/odd-1111", "/e/odd-1111/1", "/usage?by=user"):
+            body = served.ask(address).body
+            assert "<img src=x" not in body and "<script>window" not in body, address
+
+
+def test_what_an_experiment_is_like_changes_with_its_journals(tmp_path: Path) -> None:
+    built = sweep(tmp_path / "digits-7f3a", ended=False)
+    attempt = built.trial(hidden=128).attempt()
+    seen = [catalog.appearance(built.paths)]
+    attempt.metrics("validation", 50, validation_loss=0.2)
+    seen.append(catalog.appearance(built.paths))
+    built.trial(hidden=256)
+    seen.append(catalog.appearance(built.paths))
+    built.close()
+    seen.append(catalog.appearance(built.paths))
+    assert all(one != other for one, other in itertools.pairwise(seen))
+    assert catalog.appearance(built.paths) == seen[-1]
+
+
+def test_a_new_metric_is_drawn_while_somebody_looks(page: webdriver.Chrome, tmp_path: Path) -> None:
+    built = Builder(tmp_path / "live-1111")
+    attempt = built.trial(hidden=16).attempt()
+    attempt.metrics("validation", 50, validation_loss=0.75)
+    with serving(tmp_path, "--port", "0") as served:
+        host = f"http://localhost:{served.told['port']}"
+        page.get(f"{host}/e/live-1111?token={served.told['token']}")
+        ready(page)
+        assert page.current_url == f"{host}/e/live-1111"
+        attempt.metrics("validation", 100, validation_loss=0.125)
+        WebDriverWait(page, 60).until(
+            lambda one: "0.125" in str(one.find_element(By.ID, "numbers").get_property("textContent"))
+        )
+        ready(page)
+        assert [line for line in page.get_log("browser") if line["level"] == "SEVERE"] == []
