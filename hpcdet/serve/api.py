@@ -29,7 +29,7 @@ from hpcdet.read.views.items import keys
 from hpcdet.registry import version_views
 from hpcdet.serve.answers import answered, envelope
 from hpcdet.serve.queries import LONGEST, Query
-from hpcdet.serve.sources import Sources
+from hpcdet.serve.sources import ServedExperiments
 from hpcdet.store.folder.records import TrialState
 
 _MOST_ROWS, _MOST_LINES, _MOST_POINTS = 10_000, 10_000, 100_000
@@ -126,7 +126,7 @@ class Api:
         registry: the folder of registered models.
     """
 
-    def __init__(self, sources: Sources, registry: Path) -> None:
+    def __init__(self, sources: ServedExperiments, registry: Path) -> None:
         self._sources, self._registry = sources, registry
 
     def routes(self) -> list[Route]:

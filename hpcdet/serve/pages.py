@@ -33,7 +33,7 @@ from hpcdet.read.views.items import text
 from hpcdet.registry import version_views
 from hpcdet.serve.answers import answered, etag, unchanged
 from hpcdet.serve.queries import Query
-from hpcdet.serve.sources import Sources
+from hpcdet.serve.sources import ServedExperiments
 from hpcdet.store.fs import files
 
 _SHOWN, _LINES = 200, 200
@@ -80,7 +80,7 @@ class Page:
 class Pages:
     """The pages of one root and one registry."""
 
-    def __init__(self, sources: Sources, registry: Path) -> None:
+    def __init__(self, sources: ServedExperiments, registry: Path) -> None:
         self._sources, self._registry = sources, registry
 
     def routes(self) -> list[Route]:
@@ -107,7 +107,17 @@ class Pages:
             PagePart(
                 "experiments",
                 "Experiments",
-                ("Experiment", "State", "Why", "Done", "Best", "Metric", "Made (UTC)", "User", "Labels"),
+                (
+                    "Experiment",
+                    "State",
+                    "Why",
+                    "Done",
+                    "Best",
+                    "Metric",
+                    "Made (UTC)",
+                    "User",
+                    "Labels",
+                ),
                 [_of_experiment(row) for row in rows[:_SHOWN]],
                 words=f"{more} older ones are left out; hpcdet ls shows them." if more > 0 else "",
                 nothing="No experiment yet: hpcdet submit makes one.",

@@ -22,7 +22,7 @@ from hpcdet.serve.answers import JSON, refusal
 from hpcdet.serve.api import Api
 from hpcdet.serve.listening import Listening
 from hpcdet.serve.pages import Pages
-from hpcdet.serve.sources import Sources
+from hpcdet.serve.sources import ServedExperiments
 
 _LOOK_S = 1.0
 _AT_ONCE = 32
@@ -35,7 +35,7 @@ def new_token() -> str:
 
 def application(root: Path, registry: Path, token: str) -> Access:
     """Return the application that answers those who show the token."""
-    sources = Sources(root)
+    sources = ServedExperiments(root)
     api = [*Api(sources, registry).routes(), Route("/openapi.json", _openapi)]
     pages = Pages(sources, registry).routes()
     app = Starlette(

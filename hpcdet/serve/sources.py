@@ -20,7 +20,7 @@ _KEPT = 8
 """Experiments of which what was read stays in memory."""
 
 
-class Sources:
+class ServedExperiments:
     """Experiments below ``root``. All methods may be called by several threads."""
 
     def __init__(self, root: Path) -> None:

@@ -153,8 +153,8 @@ def test_times_are_local_unless_utc_is_asked_for(
         with monkeypatch.context() as patch:
             patch.setenv("TZ", "Etc/GMT-5")
             time.tzset()
-            assert "17:00:00" in cli("ls").out
-            assert "12:00:00" in cli("ls", "--utc").out
+            assert "17:00:00" in cli("ls", "-o", "wide").out
+            assert "12:00:00" in cli("ls", "-o", "wide", "--utc").out
     finally:
         time.tzset()
 

@@ -22,7 +22,7 @@ from hpcdet.control.upkeep import accounting
 from hpcdet.read import report
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.lookup import find
-from hpcdet.read.views import logs, views
+from hpcdet.read.views import brief, logs
 from hpcdet.search import searcher_factory
 from hpcdet.search.api import codec, events
 from hpcdet.store.config import resolved_config as config
@@ -506,8 +506,8 @@ def test_the_newest_experiments_are_listed_without_reading_the_others(
         built.trial()
         os.utime(built.paths.config, (number, number))
     read: list[str] = []
-    brief = views.brief
-    monkeypatch.setattr(views, "brief", lambda one: read.append(one.id) or brief(one))
+    made = brief.brief
+    monkeypatch.setattr(brief, "brief", lambda one: read.append(one.id) or made(one))
     assert cli("ls", "--limit", "2", "-o", "id").out.split() == ["digits-0004", "digits-0005"]
     assert read == ["digits-0005", "digits-0004"]
     read.clear()
@@ -598,7 +598,8 @@ def test_explain_begins_with_failures_and_folds_frames_of_hpcdet(cli: Cli) -> No
     assert "\n".join(items[1]["evidence"][-len(FOLDED.splitlines()) :]) + "\n" == FOLDED
     cli("report", "digits")
     page = (built.paths.root / "report.html").read_text()
-    assert "… 2 frames of hpcdet" in page and "fit_as_configured" not in page
+    told = page[page.index('<section id="failures">') : page.index('<section id="logs">')]
+    assert "… 2 frames of hpcdet" in told and "fit_as_configured" not in told
     own = [line for line in FRAMES.splitlines() if "ada" not in line and "torch" not in line]
     assert logs.folded(own) == own
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from hpcdet.cli.observe import explain
 from hpcdet.control.fleet import running_limits, running_shares
 from hpcdet.control.fleet.running_limits import Room
 from hpcdet.control.fleet.running_shares import Bound, RunningShare
@@ -25,6 +24,8 @@ from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
 from hpcdet.errors import Unavailable
 from hpcdet.read.experiment import gather, states
+from hpcdet.read.explanation import findings
+from hpcdet.read.explanation.finding_view import Commands
 from hpcdet.read.views import views
 from hpcdet.schedulers.common.base import Capabilities, Occupancy, TaskState
 from hpcdet.site.models import Site
@@ -560,7 +561,7 @@ def test_a_file_system_without_locks_will_do(
 
 @pytest.mark.parametrize("partition", [False, True])
 def test_the_limit_is_named_as_long_as_it_keeps_jobs_away(
-    tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch, partition: bool
+    tmp_path: Path, scheduler: Counting, partition: bool
 ) -> None:
     scheduler.foreign = 4
     world = make(scheduler, tmp_path, 6, **({} if partition else {"max_running": 4}))
@@ -572,9 +573,8 @@ def test_the_limit_is_named_as_long_as_it_keeps_jobs_away(
     seen, more = gather.gather(world.paths), f"more may not be submitted yet ({limit}.max_running"
     said = states.health(seen)
     assert said["health"] == "queued" and more in said["why"]
-    monkeypatch.setattr(explain, "called", lambda paths: paths.id)
-    [finding] = explain._queue(seen, views.status(world.paths))
-    assert more in finding.finding and finding.next.startswith("hpcdet searcher start ")
+    [finding] = findings._queue(seen, views.status(world.paths), Commands())
+    assert more in finding.finding and finding.next.startswith("hpcdet searcher run --once ")
     said = states.health(seen, time.time() + 2 * states.FRESH_S)
     assert said["health"] == "stalled" and more in said["why"]
 

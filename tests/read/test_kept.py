@@ -22,7 +22,7 @@ from hpcdet.read.catalog import Catalog
 from hpcdet.read.experiment import kept
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.lookup.all_experiments import of_each
-from hpcdet.read.views import views
+from hpcdet.read.views import brief, views
 from hpcdet.read.views.items import encode
 from hpcdet.read.views.views import ExperimentView
 from hpcdet.store.folder import derived_store, private_folders
@@ -328,8 +328,8 @@ def test_an_unchanged_experiment_is_not_read_for_its_row(
     aged(swept)
     first = listed(swept)
     read: list[str] = []
-    brief = views.brief
-    monkeypatch.setattr(views, "brief", lambda source: read.append(source.id) or brief(source))
+    one = brief.brief
+    monkeypatch.setattr(brief, "brief", lambda source: read.append(source.id) or one(source))
     assert listed(swept) == first and read == []
     built.decide("state", state="PAUSED", why="paused by its user", by="")
     rows, _ = listed(swept)

@@ -79,7 +79,9 @@ def test_a_new_metric_is_drawn_while_somebody_looks(page: webdriver.Chrome, tmp_
         assert page.current_url == f"{host}/e/live-1111"
         attempt.metrics("validation", 100, validation_loss=0.125)
         WebDriverWait(page, 60).until(
-            lambda one: "0.125" in str(one.find_element(By.ID, "numbers").get_property("textContent"))
+            lambda one: (
+                "0.125" in str(one.find_element(By.ID, "numbers").get_property("textContent"))
+            )
         )
         ready(page)
         assert [line for line in page.get_log("browser") if line["level"] == "SEVERE"] == []

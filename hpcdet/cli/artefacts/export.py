@@ -52,7 +52,7 @@ def export_command(out: Output, ids: Sequence[str], form: str, to: str) -> None:
     """Write experiments for another program: trials, hyperparameters, metrics, times.
 
     FORMAT is one of tensorboard, csv, jsonl, parquet, mlflow, wandb, optuna, prometheus and
-    ro-crate. Metrics are those that `hpcdet metrics` prints, without superseded ones. An
+    ro-crate. Metrics are those that 'hpcdet metrics' prints, without superseded ones. An
     experiment that is exported again replaces what was written of it; nothing is there twice.
 
     \b

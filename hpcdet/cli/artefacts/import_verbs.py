@@ -79,8 +79,8 @@ def determined(
 ) -> None:
     """Import experiments of Determined from the JSON of its command line.
 
-    FILE has the output of `det experiment describe ID --json`, of `det trial describe TRIAL --json
-    --metrics` for each trial, or of both in lists. Times and steps stay; the experiments have
+    FILE has the output of 'det experiment describe ID --json', of 'det trial describe TRIAL --json
+    --metrics' for each trial, or of both in lists. Times and steps stay; the experiments have
     ended, and all reading verbs work on them. What was imported before is replaced if the files
     say something else, else left alone.
 

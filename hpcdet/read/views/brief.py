@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -40,7 +40,7 @@ class ExperimentView:
     """The trial that has it; null without one."""
     created: str
     """When it was made."""
-    age_s: float
+    age_s: float = field(compare=False)
     """Seconds since then."""
     project: str
     """``workspace/project`` of its config; "" without one."""
