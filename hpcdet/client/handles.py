@@ -11,12 +11,12 @@ from typing import Any
 from hpcdet.client.metric_series import Metrics
 from hpcdet.client.run_verb import run
 from hpcdet.errors import StillPending, UsageError
-from hpcdet.read.experiment import changes, measured, states
+from hpcdet.read.experiment import changes, states
 from hpcdet.read.experiment.changes import NoteView
 from hpcdet.read.experiment.gather import Gathered, Memory, gather
 from hpcdet.read.experiment.series import Axis
 from hpcdet.read.exports import checkpoint_process
-from hpcdet.read.views import logs, views
+from hpcdet.read.views import logs, measured, views
 from hpcdet.read.views.brief import ExperimentView
 from hpcdet.read.views.checkpoints import CheckpointView
 from hpcdet.read.views.logs import LogLine

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from hpcdet.errors import UsageError
 from hpcdet.read.experiment import series
-from hpcdet.read.experiment.measured import MetricView
 from hpcdet.read.views.items import encode
+from hpcdet.read.views.measured import MetricView
 from hpcdet.store.fs import json_record
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ _CLIENT = str(Path(__file__).parent)
 
 
 class HpcdetWarning(UserWarning):
-    """What the command line says as a warning."""
+    """A warning that the command line printed."""
 
 
 def run(*words: object, root: Path | None = None) -> list[dict[str, Any]]:

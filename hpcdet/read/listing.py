@@ -23,7 +23,7 @@ Row = ExperimentView | TrialStatusView
 
 @dataclass(frozen=True)
 class Filters:
-    """What experiments have to have; empty ones hold for all.
+    """Conditions on listed experiments; empty ones hold for all.
 
     Attributes:
         states: one of these; with trials, of these.

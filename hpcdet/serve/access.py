@@ -1,4 +1,4 @@
-"""Who may ask: an ASGI layer that lets in requests with the token, to this host, that read.
+"""Access control: an ASGI layer that admits reading requests with the token, to this host.
 
 A forwarded port is open to every user of the machine where ssh runs, and to every page in a
 browser there: so each request shows the token, and its ``Host`` is one that only a tunnel has.

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from hpcdet import __version__
-from hpcdet.serve.api import ADDRESSES, Address
+from hpcdet.serve.endpoints import ADDRESSES, Address
 
 _ERRORS = {
     "400": "A parameter is wrong.",

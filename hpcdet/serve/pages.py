@@ -32,8 +32,8 @@ from hpcdet.read.views import logs, views
 from hpcdet.read.views.items import text
 from hpcdet.registry import version_views
 from hpcdet.serve.answers import answered, etag, unchanged
-from hpcdet.serve.queries import Query
-from hpcdet.serve.sources import ServedExperiments
+from hpcdet.serve.query_parameters import Query
+from hpcdet.serve.served_experiments import ServedExperiments
 from hpcdet.store.fs import files
 
 _SHOWN, _LINES = 200, 200
@@ -68,7 +68,7 @@ class PagePart:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page shows; ``command`` and ``python`` print the same."""
+    """Contents of a page; ``command`` and ``python`` print the same."""
 
     title: str
     parts: Sequence[PagePart]
@@ -78,7 +78,7 @@ class Page:
 
 
 class Pages:
-    """The pages of one root and one registry."""
+    """Handlers of all pages of one root and one registry."""
 
     def __init__(self, sources: ServedExperiments, registry: Path) -> None:
         self._sources, self._registry = sources, registry

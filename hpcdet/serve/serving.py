@@ -1,4 +1,4 @@
-"""The server: its application, and its life from a bound socket until nobody asks any more."""
+"""The application of the live view, and its life: from a bound socket until it is idle."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from starlette.routing import Mount, Route
 from hpcdet.serve import openapi
 from hpcdet.serve.access import Access
 from hpcdet.serve.answers import JSON, refusal
-from hpcdet.serve.api import Api
+from hpcdet.serve.endpoints import Api
 from hpcdet.serve.listening import Listening
 from hpcdet.serve.pages import Pages
-from hpcdet.serve.sources import ServedExperiments
+from hpcdet.serve.served_experiments import ServedExperiments
 
 _LOOK_S = 1.0
 _AT_ONCE = 32
@@ -47,7 +47,7 @@ def application(root: Path, registry: Path, token: str) -> Access:
 
 
 def serve(app: Access, where: Listening, idle_s: float | None) -> None:
-    """Answer until nobody has asked for ``idle_s`` seconds, or SIGINT or SIGTERM come."""
+    """Answer requests until ``idle_s`` seconds pass without one, or SIGINT or SIGTERM come."""
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -73,7 +73,7 @@ def serve(app: Access, where: Listening, idle_s: float | None) -> None:
 
 @contextlib.asynccontextmanager
 async def _ending(server: uvicorn.Server, app: Access, idle_s: float | None) -> AsyncIterator[None]:
-    """End the server once nobody has asked for some time."""
+    """End the server after some time without a request."""
 
     async def watch(limit: float) -> None:
         while time.monotonic() - app.asked_at < limit:

@@ -354,14 +354,14 @@ def test_every_key_of_the_config_has_a_factor_or_none_by_decision() -> None:
 
 
 def outcome_of(**more: Any) -> Any:
-    from hpcdet.read.capsule.outcome import Outcome
+    from hpcdet.read.capsule.training_outcome import Outcome
 
     given = {"values": {10: 0.5}, "saved": {10: "aa"}, "kept": {10: "aa"}, **more}
     return Outcome("error", **given)
 
 
 def test_bits_are_the_same_only_if_checkpoints_say_so() -> None:
-    from hpcdet.read.capsule.outcome import compared, same_bits
+    from hpcdet.read.capsule.training_outcome import compared, same_bits
 
     then = outcome_of()
     assert same_bits(then, outcome_of())

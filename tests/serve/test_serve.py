@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hpcdet.serve import openapi
-from hpcdet.serve.api import ADDRESSES
+from hpcdet.serve.endpoints import ADDRESSES
 from tests.builders import sweep
 from tests.commands import Cli
 from tests.interactive import another_user_tries, listeners, no_sshd, private_sshd, tunnel

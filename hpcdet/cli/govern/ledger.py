@@ -64,7 +64,7 @@ _TRAINED = (
 
 @dataclass(frozen=True)
 class AnchorView:
-    """What an anchor holds of the ledgers of a trial."""
+    """The heads that an anchor holds of a trial's ledgers."""
 
     anchor: str
     """``file:DIR``, or the log that was given (``--anchored``)."""

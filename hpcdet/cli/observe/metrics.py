@@ -12,9 +12,10 @@ from hpcdet.cli.frame.ids import ids_argument, references
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import UsageError
-from hpcdet.read.experiment import gather, measured, series
-from hpcdet.read.experiment.measured import MetricView, PlacedMetricView
+from hpcdet.read.experiment import gather, series
+from hpcdet.read.views import measured
 from hpcdet.read.views.items import text
+from hpcdet.read.views.measured import MetricView, PlacedMetricView
 
 COLUMNS = (
     Column("EXPERIMENT", "experiment", wide=True),

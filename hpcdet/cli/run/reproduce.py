@@ -22,10 +22,10 @@ from hpcdet.jobs.repeat import ablation, present, repetition
 from hpcdet.jobs.repeat.ablation import Ablation
 from hpcdet.jobs.repeat.present import Present
 from hpcdet.jobs.repeat.repetition import Repetition
-from hpcdet.read.capsule import factors, outcome
+from hpcdet.read.capsule import factors, training_outcome
 from hpcdet.read.capsule.factors import FactorView
-from hpcdet.read.capsule.outcome import AblationView, RepeatedView
 from hpcdet.read.capsule.recorded import Capsule
+from hpcdet.read.capsule.training_outcome import AblationView, RepeatedView
 from hpcdet.read.lookup import find
 from hpcdet.read.views.items import text
 from hpcdet.site import Site
@@ -163,7 +163,7 @@ def _site(capsule: Capsule, name: str | None) -> Site:
 
 
 def _refuse_anothers(capsule: Capsule) -> None:
-    """Raise ConfigError for somebody else's experiment: nothing of it is run."""
+    """Raise ConfigError for another user's experiment: nothing of it is run."""
     owner = capsule.paths.root.stat().st_uid
     if owner != os.getuid():
         raise ConfigError(
@@ -183,11 +183,11 @@ def _repeat(out: Output, capsule: Capsule, site: Site, *, lock: bool) -> None:
     wanted = repetition.whole(capsule, site, restored)
     _say_unrestored(wanted)
     found = _run(wanted, root)
-    item = outcome.repeated(
+    item = training_outcome.repeated(
         found.id,
         f"{capsule.paths.id}/{capsule.one.number}",
         capsule.outcome,
-        outcome.of_experiment(found, capsule.outcome.metric),
+        training_outcome.of_experiment(found, capsule.outcome.metric),
         restored.packages.installed if restored.packages else (),
         wanted.unrestored,
     )

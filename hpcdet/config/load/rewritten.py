@@ -16,7 +16,7 @@ _OURS = ("derived", "generated")
 
 
 def config(file: Path, ignored: Container[str] = ()) -> str:
-    """Return the text of a config that means the same: what the file says, no defaults.
+    """Return the text of an equivalent config: the values of the file, without defaults.
 
     It begins with a comment on each key that has no effect here. A literal of ``data.secrets``
     becomes a reference to a variable of the environment.
@@ -40,7 +40,7 @@ def config(file: Path, ignored: Container[str] = ()) -> str:
 
 
 def _written(loaded: LoadedConfig) -> dict[str, Any]:
-    """Return what the file says and what follows from it, in the order of the keys' reference."""
+    """Return the file's values and those derived from them, in the order of the keys' reference."""
     values: dict[str, Any] = {}
     whole = loaded.resolved()
     for key in problems.all_keys():

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.determined._absent import absent
-from hpcdet.determined.experimental._checkpoints import Checkpoint, by_folder, checkpoint_of
-from hpcdet.determined.experimental._experiments import Experiment
-from hpcdet.determined.experimental._models import Model, ModelVersion
-from hpcdet.determined.experimental._states import (
+from hpcdet.determined.experimental._client_checkpoints import Checkpoint, by_folder, checkpoint_of
+from hpcdet.determined.experimental._client_enums import (
     CheckpointOrderBy,
     CheckpointSortBy,
     CheckpointState,
@@ -31,7 +29,9 @@ from hpcdet.determined.experimental._states import (
     TrialState,
     our_words,
 )
-from hpcdet.determined.experimental._trials import (
+from hpcdet.determined.experimental._client_experiments import Experiment
+from hpcdet.determined.experimental._client_models import Model, ModelVersion
+from hpcdet.determined.experimental._client_trials import (
     TrainingMetrics,
     Trial,
     TrialMetrics,

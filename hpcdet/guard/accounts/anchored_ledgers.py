@@ -20,7 +20,7 @@ _HINT = "put the ledger back from a backup; nothing goes on behind a cut one"
 
 
 class AnchoredLedgers:
-    """What ``file:`` anchors hold of the ledgers of a trial and of its parent.
+    """Heads of the ledgers of a trial and of its parent, as ``file:`` anchors hold them.
 
     An anchor that cannot be read stops nothing.
 

@@ -1,4 +1,4 @@
-"""Determined's experiment config, as far as it says something of an experiment that has ended."""
+"""Conversion of Determined's experiment config, for keys that matter after the experiment's end."""
 
 from __future__ import annotations
 

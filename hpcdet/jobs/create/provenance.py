@@ -22,7 +22,7 @@ from hpcdet.store.fs import files
 
 
 class LoadedFrom(Protocol):
-    """A loaded config, as far as it says where its values come from."""
+    """A loaded config with the origins of its values."""
 
     @property
     def origins(self) -> Mapping[str, str]: ...

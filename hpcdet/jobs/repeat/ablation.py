@@ -9,10 +9,10 @@ from hpcdet.errors import UsageError
 from hpcdet.jobs.repeat import repetition
 from hpcdet.jobs.repeat.present import Present
 from hpcdet.jobs.repeat.repetition import Repetition, Restored
-from hpcdet.read.capsule import outcome
+from hpcdet.read.capsule import training_outcome
 from hpcdet.read.capsule.factors import Factor, FactorView, compare
-from hpcdet.read.capsule.outcome import AblationView
 from hpcdet.read.capsule.recorded import Capsule
+from hpcdet.read.capsule.training_outcome import AblationView
 from hpcdet.store.folder.layout import ExperimentPaths
 
 Run = Callable[[Repetition], ExperimentPaths]
@@ -57,7 +57,7 @@ class Ablation:
         """Yield the rows of the table, each once its run has ended."""
         then = self.capsule.outcome
         of = f"{self.capsule.paths.id}/{self.capsule.one.number}"
-        yield outcome.row("then", of, then, then)
+        yield training_outcome.row("then", of, then, then)
         yield self._row("now", run, then, [], [])
         back: list[Factor] = []
         for one in self.steps:
@@ -68,14 +68,14 @@ class Ablation:
         self,
         name: Factor | str,
         run: Run,
-        then: outcome.Outcome,
+        then: training_outcome.Outcome,
         back: list[Factor],
         names: list[str],
     ) -> AblationView:
         wanted = repetition.mixed(self.capsule, self.now, self.restored, back)
         paths = run(wanted)
-        found = outcome.of_experiment(paths, then.metric)
-        return outcome.row(name, paths.id, then, found, names, wanted.unrestored)  # type: ignore[arg-type]
+        found = training_outcome.of_experiment(paths, then.metric)
+        return training_outcome.row(name, paths.id, then, found, names, wanted.unrestored)  # type: ignore[arg-type]
 
 
 def came_back(rows: list[AblationView]) -> bool:

@@ -1,4 +1,4 @@
-"""What a run would depend on if it was submitted now: config, code, data, packages, machine."""
+"""The present state of a run's dependencies: config, code, data, packages, machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ASK_S = 120
 
 @dataclass(frozen=True)
 class Present:
-    """What would be submitted now.
+    """The parts of a submission, as of now.
 
     Attributes:
         model_dir: the code; None where nobody said where it is.
@@ -97,12 +97,12 @@ def look(
 
 
 def _is_anothers(capsule: Capsule) -> bool:
-    """True for somebody else's experiment, which could name any file of this user's."""
+    """True for another user's experiment, which could name any file of this user's."""
     return capsule.paths.root.stat().st_uid != os.getuid()
 
 
 def _own_folder(capsule: Capsule) -> Path | None:
-    """The model folder of the submission; None if it is gone, or somebody else names it."""
+    """Return the model folder of the submission; None if it is gone, or another user names it."""
     given = capsule.record.get("model_dir")
     if not isinstance(given, str) or _is_anothers(capsule) or not Path(given).is_dir():
         return None

@@ -40,7 +40,7 @@ _DROPPED = (
 
 @dataclass(frozen=True)
 class Restored:
-    """What is put back of a capsule, each once for all repetitions.
+    """The restored parts of a capsule, each restored once for all repetitions.
 
     Attributes:
         code: the snapshot, verified.

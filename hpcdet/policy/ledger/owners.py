@@ -50,7 +50,7 @@ def said_by(ledgers: Iterable[AttemptLedger]) -> Iterator[Owner]:
 
 
 def owner_of(ledger: AttemptLedger) -> Owner:
-    """Return the trial that a ledger says it is of; it has a record."""
+    """Return the trial that the first record of a ledger names; it has a record."""
     said = ledger.records[0].body
     return str(said.get("experiment")), int(said.get("trial") or 0)
 

@@ -80,7 +80,7 @@ class FactorView:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run's bits depend on, at one time.
+    """Values of the factors that a run's bits depend on, at one time.
 
     Attributes:
         facts: of each factor, values as text by the names of keys, files and packages.

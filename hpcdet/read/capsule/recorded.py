@@ -13,7 +13,7 @@ from hpcdet.errors import NotFound
 from hpcdet.policy.provenance.source_manifests import SourceManifest
 from hpcdet.read.capsule import factors
 from hpcdet.read.capsule.factors import Factor, RunFacts
-from hpcdet.read.capsule.outcome import Outcome, of_trials
+from hpcdet.read.capsule.training_outcome import Outcome, of_trials
 from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTrial, gather
 from hpcdet.read.lookup import find, lineage
 from hpcdet.read.lookup.find import Reference
@@ -42,7 +42,7 @@ class RecordedPath:
 
 @dataclass(frozen=True)
 class Capsule:
-    """What an experiment recorded.
+    """The records of an experiment, or of one of its trials.
 
     Attributes:
         trial: the one that is asked for; 0: the experiment as a whole.
@@ -151,7 +151,7 @@ class Capsule:
 
     @cached_property
     def outcome(self) -> Outcome:
-        """What the trial came to, and those that it began from. Raises as ``one``."""
+        """The outcome of the trial and of those that it began from. Raises as ``one``."""
         rows = lineage.chain(self.gathered, self.one.number)
         numbers = {row.trial for row in rows}
         trials = [one for one in self.gathered.trials if one.number in numbers]
@@ -159,7 +159,7 @@ class Capsule:
 
     @cached_property
     def run_facts(self) -> RunFacts:
-        """What the run's bits depended on."""
+        """The recorded factors that the run's bits depended on."""
         site = yaml_bounds.mapping(self.paths.site) if self.paths.site.exists() else {}
         drawn = {factors.SEED: "recorded"}
         facts = factors.of_config(self.config, {**self.origins, **drawn}, site.get("env") or {})

@@ -1,4 +1,4 @@
-"""Experiments and trials beside each other, and what a search says of its hyperparameters.
+"""Comparison of experiments and trials, and the effects of a search's hyperparameters.
 
 A module belongs here if it answers what differs, or what a difference came from.
 """

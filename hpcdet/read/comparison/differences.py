@@ -115,7 +115,7 @@ def _text(side: Facts, name: str) -> list[str]:
 
 
 def _inside(name: str) -> PurePosixPath:
-    """Return a relative path that stays where it begins, whatever a record says."""
+    """Return a relative path that never leaves its folder, for any recorded name."""
     path = PurePosixPath(name)
     safe = not path.is_absolute() and ".." not in path.parts
     return path if safe else PurePosixPath(path.name)

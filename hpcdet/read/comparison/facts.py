@@ -106,7 +106,7 @@ def _metrics(gathered: Gathered, row: TrialStatusView) -> dict[str, Any]:
 
 
 def _data(gathered: Gathered, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the digest of each of ``data.paths``, and what else the config says of data."""
+    """Return the digest of each of ``data.paths``, and the other keys of ``data`` in the config."""
     found = {str(one.get("given")): one.get("digest") for one in data_entries(gathered)}
     said = flat(mapping(config.get("data")))
     return found | {f"data.{key}": value for key, value in said.items() if key != "paths"}

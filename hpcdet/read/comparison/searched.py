@@ -1,4 +1,4 @@
-"""What a search has shown of its hyperparameters: their importance, and where the best are.
+"""The importance of a search's hyperparameters, and the ranges of their best values.
 
 Trials are compared at one length of training: at the longest rung that enough of them have
 reached, without rungs by the best value of each that has ended.
@@ -27,7 +27,7 @@ _BEST, _FEWEST = 0.1, 5
 
 @dataclass(frozen=True)
 class HyperparameterView:
-    """What a search has shown of a hyperparameter."""
+    """The importance of a hyperparameter, and the range of its best values."""
 
     name: str
     """Its name; names of nested ones have dots."""

@@ -1,4 +1,4 @@
-"""What earlier processes of this host have read of an experiment, in the derived store.
+"""Contents of an experiment that processes of this host have read, kept in the derived store.
 
 A trial's records are kept with how its folders and records looked when they were read. While they
 look the same, none of them is opened. How files look is decided as in ``store.fs.freshness``, but
@@ -49,7 +49,7 @@ def clock() -> float:
 
 
 class Kept:
-    """What the store has of one experiment, known by its folder's number and its config's time.
+    """The store's values of one experiment, keyed by its folder's number and its config's time.
 
     The number of a folder that is gone is given to another one, but not with the same time.
 
@@ -143,7 +143,7 @@ def rests(seen: Sight, now: float) -> bool:
 
 
 def dated(value: dict[str, Any], before: dict[str, Any], now: float) -> bytes:
-    """Return a value to keep, with since when and until when it looked as ``seen`` says."""
+    """Return a value to keep, with the times since and until which it looked as in ``seen``."""
     changed = before["changed"] if before.get("seen") == value["seen"] else now
     if rests(value["seen"], now):
         changed = now - freshness.TICK_S

@@ -1,4 +1,4 @@
-"""What a finding is, and how it names commands."""
+"""Findings as data, and the commands that they name."""
 
 from __future__ import annotations
 

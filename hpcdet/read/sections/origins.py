@@ -81,7 +81,7 @@ class FactView:
 
 @dataclass(frozen=True)
 class ReproduceSection:
-    """What is needed to train it again."""
+    """Everything needed to train it again."""
 
     commands: list[str]
     """Commands that make it again from what is recorded."""

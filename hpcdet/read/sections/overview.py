@@ -46,7 +46,7 @@ class AnswerView:
 
 @dataclass(frozen=True)
 class SummarySection:
-    """What a reviewer reads months later."""
+    """The summary: question, answer, people and times."""
 
     question: str
     """The config's description; "" without one."""

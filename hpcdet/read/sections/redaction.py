@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Redaction:
-    """What is replaced in every text of a report.
+    """Replacements in all texts of a report.
 
     Attributes:
         words: what stands for each name.

@@ -182,7 +182,7 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 
 def _forget_old(folder: Path) -> None:
-    """Remove the stores of other versions that nobody has written for long."""
+    """Remove the stores of other versions that were not written for ``_KEEP_DAYS`` days."""
     for file in folder.glob("*.sqlite"):
         with contextlib.suppress(OSError):
             if time.time() - file.stat().st_mtime > _KEEP_DAYS * _DAY_S:

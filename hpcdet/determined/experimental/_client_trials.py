@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdet.determined.experimental._checkpoints import Checkpoint, listed, newest_of
-from hpcdet.determined.experimental._states import CheckpointSortBy, TrialState, their_word
+from hpcdet.determined.experimental._client_checkpoints import Checkpoint, listed, newest_of
+from hpcdet.determined.experimental._client_enums import CheckpointSortBy, TrialState, their_word
 from hpcdet.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
-    from hpcdet.determined.experimental._experiments import Experiment
+    from hpcdet.determined.experimental._client_experiments import Experiment
 
 
 @dataclass(frozen=True)
 class TrialMetrics:
-    """What a trial reported at one step."""
+    """Metrics that a trial reported at one step."""
 
     trial_id: str
     trial_run_id: int
@@ -94,7 +94,7 @@ class Trial:
 
     def get_experiment(self) -> Experiment:
         """Return its experiment."""
-        from hpcdet.determined.experimental._experiments import Experiment
+        from hpcdet.determined.experimental._client_experiments import Experiment
 
         return Experiment(str(self._experiment.path))
 

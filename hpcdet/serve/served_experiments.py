@@ -1,4 +1,4 @@
-"""What the server reads: experiments below one root, a few of them kept in memory."""
+"""The experiments of the server: those below one root, a few of them kept in memory."""
 
 from __future__ import annotations
 

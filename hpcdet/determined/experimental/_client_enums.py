@@ -36,7 +36,7 @@ CheckpointOrderBy = ExperimentOrderBy = TrialOrderBy = ModelOrderBy = OrderBy
 
 
 class CheckpointSortBy(enum.Enum):
-    """What checkpoints are listed by."""
+    """Keys by which checkpoints are sorted."""
 
     END_TIME = "time"
     STATE = "state"
@@ -47,7 +47,7 @@ class CheckpointSortBy(enum.Enum):
 
 
 class TrialSortBy(enum.Enum):
-    """What trials are listed by."""
+    """Keys by which trials are sorted."""
 
     ID = "trial"
     START_TIME = "start"
@@ -59,7 +59,7 @@ class TrialSortBy(enum.Enum):
 
 
 class ExperimentSortBy(enum.Enum):
-    """What experiments are listed by."""
+    """Keys by which experiments are sorted."""
 
     ID = "id"
     NAME = "name"

@@ -1,4 +1,4 @@
-"""What a trial came to, step by step, and whether another one came to the same bits."""
+"""Outcomes of trials, step by step, and their comparison bit by bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcdet.store.folder.layout import ExperimentPaths
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training came to.
+    """The outcome of a training.
 
     Attributes:
         metric: the name of the searcher's metric.
@@ -42,7 +42,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class StepView:
+class RepeatedCheckpointView:
     """A checkpoint that is kept, and what the repetition had at its step."""
 
     step: int
@@ -71,7 +71,7 @@ class RepeatedView:
     """Its last value; null if it is no number."""
     now: float | None
     """That of the repetition at the same step; null if it has none."""
-    checkpoints: list[StepView]
+    checkpoints: list[RepeatedCheckpointView]
     """Every kept checkpoint."""
     then_step_s: float | None
     """Seconds of a step, without validations and checkpoints; null if not measured."""
@@ -175,12 +175,12 @@ def of_trials(gathered: Gathered, trials: list[GatheredTrial], metric: str) -> O
     return Outcome(metric, values, saved, kept, step_s)
 
 
-def compared(then: Outcome, now: Outcome) -> list[StepView]:
+def compared(then: Outcome, now: Outcome) -> list[RepeatedCheckpointView]:
     """Return each kept checkpoint of ``then`` beside that of ``now`` at the same step."""
     rows = []
     for step, digest in sorted(then.kept.items()):
         other = now.saved.get(step, "")
-        rows.append(StepView(step, digest, other, digest == other if other else None))
+        rows.append(RepeatedCheckpointView(step, digest, other, digest == other if other else None))
     return rows
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdet.determined.experimental._states import CheckpointState, OrderBy
+from hpcdet.determined.experimental._client_enums import CheckpointState, OrderBy
 from hpcdet.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Checkpoint:
 
     def get_metrics(self, group: str | None = None) -> Iterable[Any]:
         """Return what its trial had reported by then."""
-        from hpcdet.determined.experimental._trials import Trial
+        from hpcdet.determined.experimental._client_trials import Trial
 
         trial = Trial(self.training["trial_id"])
         step = self.metadata["steps_completed"]

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcdet.determined.experimental._checkpoints import Checkpoint, listed, newest_of
-from hpcdet.determined.experimental._states import (
+from hpcdet.determined.experimental._client_checkpoints import Checkpoint, listed, newest_of
+from hpcdet.determined.experimental._client_enums import (
     CheckpointSortBy,
     ExperimentState,
     OrderBy,
     TrialSortBy,
     their_word,
 )
-from hpcdet.determined.experimental._trials import Trial
+from hpcdet.determined.experimental._client_trials import Trial
 from hpcdet.errors import NotFound
 
 _POLL_S = 0.1

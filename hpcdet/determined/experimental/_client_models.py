@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcdet.determined.experimental._checkpoints import Checkpoint, by_folder, checkpoint_of
+from hpcdet.determined.experimental._client_checkpoints import Checkpoint, by_folder, checkpoint_of
 from hpcdet.errors import NotFound
 
 

@@ -17,19 +17,18 @@ from starlette.routing import Route
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.read import listing
 from hpcdet.read.comparison import side_by_side
-from hpcdet.read.experiment import measured
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.explanation import findings
 from hpcdet.read.listing import Filters
 from hpcdet.read.lookup import all_experiments
 from hpcdet.read.usage import usage_table
-from hpcdet.read.views import logs, views
+from hpcdet.read.views import logs, measured, views
 from hpcdet.read.views.brief import ExperimentView
 from hpcdet.read.views.items import keys
 from hpcdet.registry import version_views
 from hpcdet.serve.answers import answered, envelope
-from hpcdet.serve.queries import LONGEST, Query
-from hpcdet.serve.sources import ServedExperiments
+from hpcdet.serve.query_parameters import LONGEST, Query
+from hpcdet.serve.served_experiments import ServedExperiments
 from hpcdet.store.folder.records import TrialState
 
 _MOST_ROWS, _MOST_LINES, _MOST_POINTS = 10_000, 10_000, 100_000
