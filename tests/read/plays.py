@@ -72,7 +72,8 @@ class Play:
             case "progress" if attempt:
                 attempt.line("progress", batches=len(self.attempts) * 50)
             case "checkpoint" if attempt:
-                attempt.checkpoint(100 * (1 + len(list(attempt.trial.checkpoints.glob("*")))))
+                there = (path.name[:8] for path in attempt.trial.checkpoints.glob("[0-9]*"))
+                attempt.checkpoint(100 + max(map(int, there), default=0))
             case "sweep" if trial:
                 shutil.rmtree(trial.paths.checkpoints, ignore_errors=True)
             case "prune" if trial:

@@ -128,7 +128,7 @@ def test_the_front_is_printed_and_drawn(cli: Cli) -> None:
     assert front.count('class="dot front"') == 3  # with the legend's
     # the area up to the worst feasible values, 0.9 and 5: 0.1 wide, from 5 to 9
     assert "dominates an area of 0.4" in front
-    assert "<tr><td>4</td><td>0.8</td><td>9</td></tr>" in front
+    assert "<tr><td>4</td><td>0.8</td><td>9</td><td>10</td></tr>" in front
 
 
 def test_an_experiment_with_one_metric_has_no_standings(tmp_path: Path) -> None:
