@@ -394,6 +394,7 @@ WITHOUT_THE_DOOR = {
     "control/leader/daemon_registry.py": "the kernel's boot id",
     "read/exports/signed_model.py": "the file that its library has just written",
     "read/report/__init__.py": "the style of the installation",
+    "read/report/embedded.py": "scripts of the installation",
     "store/folder/trust.py": "what the door has opened, by its descriptor",
     "store/fs/mounts.py": "the kernel's table of mounts",
     "store/fs/yaml12.py": "a config that its user names, which may be a pipe",

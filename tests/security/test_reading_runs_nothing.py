@@ -82,7 +82,9 @@ class Trap:
         """What to give for an argument of a command."""
         root = str(self.paths.root)
         given = {
-            **{name: [root] for name in ("id", "ids", "exp", "what", "sources")},
+            **{name: [root] for name in ("id", "ids", "exp", "what", "sources", "a")},
+            "b": [f"{root}/trials/0001"],
+            **{name: ["trap"] for name in ("model", "reference", "alias", "text")},
             **{name: [fresh] for name in ("folder", "to")},
             "config_file": [str(self.paths.code / "c.yaml")],
             **{

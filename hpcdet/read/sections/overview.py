@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdet.errors import HpcdetError
 from hpcdet.read.experiment import series, states
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.sections import origins
@@ -17,6 +18,7 @@ from hpcdet.read.views import describe
 from hpcdet.read.views.checkpoints import CheckpointView
 from hpcdet.read.views.trials import AttemptView
 from hpcdet.read.views.views import StatusView
+from hpcdet.store.fs import yaml_bounds
 
 EXPECTED = WELL | {"preempted", "walltime", "canceled", "released", "resized"}
 """Ends of attempts that are no failures."""
@@ -153,10 +155,9 @@ def _site(gathered: Gathered) -> str:
     import yaml
 
     try:
-        value = yaml.safe_load(gathered.paths.site.read_text())
-    except (OSError, UnicodeError, yaml.YAMLError):
+        return str(yaml_bounds.mapping(gathered.paths.site).get("name", ""))
+    except (HpcdetError, OSError, ValueError, yaml.YAMLError):
         return ""
-    return str(value.get("name", "")) if isinstance(value, dict) else ""
 
 
 def _notes(
