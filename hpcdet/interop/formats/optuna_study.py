@@ -233,7 +233,7 @@ def _distribution(domain: Domain, seen: Sequence[Any]) -> BaseDistribution:
             return FloatDistribution(min(*ends, *seen), max(*ends, *seen), log=True)
         case LogUniform(low, high):
             return FloatDistribution(min(low, *seen, high), max(high, *seen, low), log=True)
-    raise NotImplementedError(type(domain).__name__)
+    raise TypeError(f"a hyperparameter of an unknown kind: {type(domain).__name__}")
 
 
 def _choice(value: Any) -> Any:
