@@ -27,8 +27,8 @@ from hpcdet.checkpoint.format import hdf5_layout, safetensors, shard
 from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.checkpoint.keep import convert
 from hpcdet.checkpoint.state.tree import Leaf
-from hpcdet.cli.artefacts import reading
 from hpcdet.errors import IntegrityError, NotFound, UsageError
+from hpcdet.read.exports import checkpoint_process
 from hpcdet.store.fs import files
 from tests.builders import Builder
 from tests.commands import Cli
@@ -239,7 +239,7 @@ def within(monkeypatch: pytest.MonkeyPatch) -> None:
             heard(json.loads(line))
         return ""
 
-    monkeypatch.setattr(reading, "_process", process)
+    monkeypatch.setattr(checkpoint_process, "run", process)
 
 
 def test_the_verbs_in_processes_of_their_own(cli: Cli, tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_plan_and_simulate_count_from_where_trials_begin(
 ) -> None:
     found = parents.Donation(tmp_path, 6, {"meta": {"batches": 6, "records": 60, "epochs": 1}})
     monkeypatch.setattr(
-        begin_from, "look", lambda resolved, _: resolved.searcher.begin_from and found
+        begin_from, "look", lambda resolved, *_: resolved.searcher.begin_from and found
     )
     file = tmp_path / "search.yaml"
     asked: dict[str, Any] = {"name": "random", "max_trials": 4, "max_length": {"batches": 9}}

@@ -18,7 +18,7 @@ from hpcdet.site import Site
 from hpcdet.site_files.load_site import folders
 
 SUFFIX = ".j2"
-_OTHERS = ("report", "site")
+_OTHERS = ("live", "report", "site")
 """Folders of templates that are no job scripts."""
 
 
