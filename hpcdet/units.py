@@ -87,8 +87,8 @@ def seconds(text: str) -> int:
     raise ValueError(f"{text!r} is no time; write seconds, '2h' or '12:00:00'")
 
 
-def duration(seconds: float | None) -> str:
-    """Format ``1 d 2 h``, ``4 min 10 s``, ``5 s``: the two largest units; "" for None."""
+def duration(seconds: float | None, units: int = 2) -> str:
+    """Format ``1 d 2 h``, ``4 min 10 s``, ``5 s``: the ``units`` largest ones; "" for None."""
     if seconds is None:
         return ""
     whole = round(seconds)
@@ -97,7 +97,7 @@ def duration(seconds: float | None) -> str:
         amount, whole = divmod(whole, of_name)
         if amount or (name == "s" and not parts):
             parts.append(f"{amount} {name}")
-    return " ".join(parts[:2])
+    return " ".join(parts[:units])
 
 
 def size(count: float | None) -> str:

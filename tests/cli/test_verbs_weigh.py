@@ -67,12 +67,17 @@ def test_lineage_has_three_forms(cli: Cli, swept: Builder) -> None:
     assert (ran.out, ran.err) == ("digits-7f3a/1\n", "it began from nothing\n")
 
 
-def test_ls_shows_best_value_age_and_progress(cli: Cli, swept: Builder) -> None:
-    going = Builder(cli.root / "going-0001", workspace="lab", project="vision")
+def test_ls_shows_best_value_age_and_progress(
+    cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    going = Builder(cli.root / "going-0001", workspace="lab", project="vision", labels=[])
     attempt = going.trial(hidden=8).attempt()
     attempt.metrics("validation", 150, validation_loss=0.05)
     lines = cli("ls").out.splitlines()
     assert lines[0].split() == ["ID", "STATE", "TRIALS", "DONE", "BEST", "METRIC", "AGE", "LABELS"]
+    untagged = cli("ls", "--project", "vision").out.splitlines()[0]
+    assert untagged.split()[-1] == "AGE", "a column that is empty is left out"
     done = {line.split()[0]: line.split()[3:5] for line in lines[1:]}
     assert done == {"digits-7f3a": ["100%", "0.1"], "going-0001": ["12%", "0.05"]}
     assert cli("ls", "--sort", "best", "-o", "id").out.split() == ["going-0001", "digits-7f3a"]

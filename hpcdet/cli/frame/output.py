@@ -42,6 +42,7 @@ class Column:
         right: numbers line up at their right end.
         cut: may lose its end where the terminal is too narrow.
         fold: goes on in the next line instead.
+        sparse: left out of a table in which no row has a value.
     """
 
     title: str
@@ -50,6 +51,7 @@ class Column:
     right: bool = False
     cut: bool = True
     fold: bool = False
+    sparse: bool = False
 
     def of(self, item: Any) -> Any:
         if callable(self.value):
@@ -154,6 +156,7 @@ class Output:
             columns = [Column(name.upper(), itemgetter(name)) for name in self.fields]
             rows = [self._chosen(row) for row in rows]
         shown = [c for c in columns if self.format == "wide" or not c.wide]
+        shown = [c for c in shown if not c.sparse or any(c.of(row) for row in rows)]
         texts = [[text(column.of(row)) for column in shown] for row in rows]
         return table(shown, texts, header=self.header, cut=self.format == "table")
 

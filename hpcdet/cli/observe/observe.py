@@ -70,14 +70,14 @@ def ls_command(
 
 
 LS = (
-    Column("ID", "id"),
+    Column("ID", "id", cut=False),
     Column("STATE", "state", cut=False),
     Column("TRIALS", lambda row: f"{row.done}/{row.trials}", right=True),
     Column("DONE", lambda row: f"{row.progress:.0%}", right=True),
     Column("BEST", "best", right=True),
     Column("METRIC", "metric"),
-    Column("AGE", lambda row: units.duration(row.age_s), right=True, cut=False),
-    Column("LABELS", "labels"),
+    Column("AGE", lambda row: units.duration(row.age_s, 1), right=True, cut=False),
+    Column("LABELS", "labels", sparse=True),
     Column("PROJECT", "project", wide=True),
     Column("NAME", "name", wide=True),
     Column("CREATED", text_format.time_of("created"), cut=False, wide=True),
