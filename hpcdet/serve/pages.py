@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import shlex
 import time
@@ -28,6 +29,7 @@ from hpcdet.read.lookup import all_experiments
 from hpcdet.read.lookup.escapes import escaped
 from hpcdet.read.report import ReportOptions, embedded
 from hpcdet.read.usage import usage_table
+from hpcdet.read.usage.slot_hours import SlotHoursView
 from hpcdet.read.views import logs, views
 from hpcdet.read.views.items import text
 from hpcdet.registry import version_views
@@ -169,13 +171,13 @@ class Pages:
             PagePart(
                 "attempts",
                 "Attempts",
-                ("Attempt", "Ended", "Steps", "Start", "Took", "Job", "Nodes", "Error"),
+                ("Attempt", "Ended", "Steps", "Start (UTC)", "Took", "Job", "Nodes", "Error"),
                 [
                     _cells(
                         one.attempt,
                         one.reason or "runs",
                         one.steps,
-                        one.start,
+                        _short(one.start or ""),
                         units.duration(one.duration_s) if one.duration_s is not None else "",
                         one.job,
                         one.nodes,
@@ -314,11 +316,12 @@ def _short(created: str) -> str:
 
 
 def _hours(rows: Sequence[usage_table.UsageView], by: Sequence[str]) -> PagePart:
-    kinds = ("allocated", "training", "starting", "lost", "failed", "overhead", "queued")
+    kinds = [one.name for one in dataclasses.fields(SlotHoursView)]
+    kinds = ["allocated", *(kind for kind in kinds if kind != "allocated")]
     return PagePart(
         "hours",
         "Where the slot hours went",
-        (*by, "experiments", *kinds),
+        [name.capitalize() for name in (*by, "experiments", *kinds)],
         [
             _cells(
                 *(row.by[key] or "-" for key in by),
@@ -327,6 +330,7 @@ def _hours(rows: Sequence[usage_table.UsageView], by: Sequence[str]) -> PagePart
             )
             for row in rows
         ],
+        words="All kinds but queued add up to allocated.",
     )
 
 

@@ -611,7 +611,10 @@ def test_explain_says_where_starting_took_most_of_the_time(cli: Cli) -> None:
     attempt.end("completed")
     items = cli("explain", "digits", "-o", "json").items
     [said] = [item for item in items if item["kind"] == "slow"]
-    assert said["finding"].startswith("slow: starting: 67% of") and "1 times" in said["finding"]
+    assert (
+        said["finding"].startswith("slow: starting: 67% of")
+        and "(2 s from claim to" in said["finding"]
+    )
     assert "hpcdet eff digits-7f3a --waste" in said["next"]
     cli("eff", "digits-7f3a", "--waste")
     attempt = built.trial().attempt()

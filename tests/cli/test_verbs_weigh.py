@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from hpcdet.store.fs import files
 from tests.builders import Builder, at
 from tests.commands import Cli

@@ -110,7 +110,8 @@ def _starting(gathered: Gathered, trial: int, words: Commands) -> Iterator[Findi
     starts = [span for span in found if span.kind == "starting"]
     each = units.duration(statistics.median(span.end - span.start for span in starts))
     said = f"slow: starting: {sums['starting'] / held:.0%} of the time that trials held their slots"
-    said += f" (typically {each} from claim to first step, {len(starts)} times)"
+    often = f"typically {each}" if len(starts) > 1 else each
+    said += f" ({often} from claim to first step)"
     name = words.called(gathered.paths, trial)
     next = f"hpcdet eff {name} --waste; docs/guides/slow.md; or more training in each attempt"
     yield finding("slow", f"{gathered.id}/{trial}" if trial else gathered.id, said, next)
