@@ -43,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
         if name not in dose.NAMES and (name.startswith(_FOREIGN) or name in _RANKS):
             del os.environ[name]
+    # where all cores are busy, threads that wait for each other take most of the time
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     hear_signals()
 
 
