@@ -87,6 +87,7 @@ def test_a_submission_of_unknown_outcome_is_looked_for_and_not_given_up(
     for body in (
         "true",
         "echo gibberish",
+        "echo 42.vm; echo 42.second",  # which of the two it is nobody knows
         "kill -9 $$",
         "echo 'No space left on device' >&2; false",
     ):
@@ -98,6 +99,30 @@ def test_a_submission_of_unknown_outcome_is_looked_for_and_not_given_up(
     with pytest.raises(SubmissionRefused, match="no qsub on PATH") as caught:
         scheduler().submit(submission(tmp_path))
     assert caught.value.refusal.kind == "unavailable"
+
+
+@pytest.mark.parametrize("job", ["123.second", "123[].second"])
+def test_a_job_of_a_second_server_is_known_by_its_whole_id(
+    tmp_path: Path, fake_pbs: Fake, job: str
+) -> None:
+    fake_pbs("qsub", f"echo {job}")
+    ours = scheduler()
+    assert ours.submit(submission(tmp_path)) == job
+    task = job.replace("[]", "[0]")
+    rows = [{"id": one, "job_state": "R", "run_count": 1} for one in dict.fromkeys((job, task))]
+    fake_pbs("qstat", says(printed(*rows)))
+    [found] = ours.query([Job(job, 1)])[job]
+    assert (found.state, found.job) == (RUNNING, job)
+    assert calls(tmp_path, "qstat") == [f"qstat -x -t -f -F json {job}"]
+    fake_pbs("qdel", "true")
+    ours.cancel(job)
+    assert calls(tmp_path, "qdel") == [f"qdel {job}"]
+    # that of the same number of the first server says nothing of it: it is not gone
+    namesake = {"id": job.replace("second", "vm"), "job_state": "F", "Exit_status": 0}
+    fake_pbs("qstat", says(printed(namesake)))
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(Unavailable, match="said nothing about"):
+        scheduler().query([Job(job, 1)])
 
 
 def test_a_job_that_nobody_has_tried_is_not_called_accepted(tmp_path: Path, fake_pbs: Fake) -> None:

@@ -95,8 +95,8 @@ def _rows(jobs: Sequence[str]) -> list[PbsRow]:
         if done.returncode not in (0, *OVER):
             raise pbs_commands.failure("qstat", done)
         found = (pbs_text.jobs if form else pbs_text.jobs_of_text)(done.stdout) or []
-        told = {pbs_ids.key(row.id) for row in found} | pbs_text.unknown(done.stderr)
-        lacking = [job for job in jobs if pbs_ids.key(job) not in told]
+        told, gone = {row.id for row in found}, pbs_text.unknown(done.stderr)
+        lacking = [job for job in jobs if job not in told and pbs_ids.key(job) not in gone]
         if not lacking:
             return found
         if form and len(jobs) > 1:
