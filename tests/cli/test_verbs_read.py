@@ -342,6 +342,38 @@ def test_explain_shows_what_a_worker_that_died_at_once_printed(cli: Cli) -> None
     assert "ModuleNotFoundError: hpcdet" in out and "hpcdet searcher start mnist-1a2b" in out
 
 
+MISSING = "0001.sh: line 16: module: command not found"
+
+
+def test_explain_shows_what_a_job_printed_before_any_worker_took_a_trial(cli: Cli) -> None:
+    built = Builder(cli.root / "mnist-1a2b")
+    for number in (built.job(), built.job()):
+        built.paths.job_log(number).mkdir()
+        (built.paths.job_log(number) / "0.log").write_text(f"{MISSING} {number}\n")
+    why = "5 submissions in a row ended before a worker took a trial"
+    built.decide("state", state="PAUSED", why=why, by="scheduler")
+    [printed] = cli("explain", "mnist", "--failure", "-o", "json").items[1:]
+    assert printed["evidence"] == [f"{MISSING} 2"]
+    assert printed["finding"] == "the job of submission 2 printed"
+    built.decide("state", state="PAUSED", why="paused by its user", by="")
+    assert "module" not in cli("explain", "mnist").out
+
+
+def test_explain_shows_what_the_job_of_a_failed_attempt_printed(cli: Cli) -> None:
+    built = Builder(cli.root / "mnist-1a2b")
+    built.job()
+    built.paths.job_log(1).mkdir()
+    (built.paths.job_log(1) / "0.log").write_text(f"{MISSING}\n")
+    attempt = built.trial().attempt()
+    attempt.end("preempted")
+    assert "module" not in cli("explain", "mnist").out
+    built.trial().attempt().end("user_error", error="OSError: libcudart.so.12")
+    out = cli("explain", "mnist").out
+    assert out.index("libcudart") < out.index("the job of submission 1 printed")
+    assert MISSING in out
+    assert "module" not in cli("explain", "mnist/1").out
+
+
 def test_show_of_a_part(cli: Cli, swept: Builder) -> None:
     [item] = cli("show", "digits/3.2", "-o", "json").items
     assert [(a["trial"], a["attempt"]) for a in item["attempts"]] == [(3, 2)]

@@ -68,6 +68,26 @@ def _explain(gathered: Gathered, trial: int, words: Commands) -> Iterator[Findin
                     yield finding("slow", row.id, f"slow: {one.finding}", one.next)
             if trial and (said := timeline.decided(gathered).get(trial)):
                 yield finding("decision", row.id, f"the searcher decided: {said}")
+    yield from _printed(gathered, trial)
+
+
+def _printed(gathered: Gathered, trial: int) -> Iterator[FindingView]:
+    """Find what jobs printed whose attempts failed, or that ended before a worker took a trial.
+
+    Only there a module that is missing is named, or another line of the site's ``setup`` that
+    failed.
+    """
+    rows = views.attempts(gathered, trial)
+    by_number = [(row.worker.partition("-")[0], row.reason) for row in rows]
+    took = [(int(number), reason) for number, reason in by_number if number.isdecimal()]
+    failed = [number for number, reason in took if reason in ("user_error", "launch_failed")]
+    told = (line for line in reversed(gathered.decisions) if line["kind"] == "state")
+    halted = next(told, {}).get("by") == "scheduler"
+    newest = max(gathered.paths.submissions(), default=0)
+    in_vain = halted and newest not in dict(took)
+    number = newest if in_vain else max(failed, default=0)
+    if number and (said := logs.of_jobs(gathered.paths, number, 20)):
+        yield finding("failure", gathered.id, f"the job of submission {number} printed", "", said)
 
 
 def _avoided(gathered: Gathered) -> Iterator[FindingView]:

@@ -242,9 +242,13 @@ def _began(source: LogSource) -> str:
     return claim.at if claim else ""
 
 
-def of_jobs(paths: ExperimentPaths, lines: int = 10) -> list[str]:
-    """Return the last lines printed by the newest submission's batch scripts and workers."""
-    for number in reversed(paths.submissions()):
+def of_jobs(paths: ExperimentPaths, submission: int = 0, lines: int = 10) -> list[str]:
+    """Return the last lines printed by a submission's batch scripts and workers.
+
+    Args:
+        submission: its number; 0: the newest one of which there is a log.
+    """
+    for number in [submission] if submission else reversed(paths.submissions()):
         try:
             files = sorted(paths.job_log(number).iterdir())
         except (FileNotFoundError, NotADirectoryError):
