@@ -210,9 +210,10 @@ def _drain(experiment: ExperimentPaths, number: int, attempt: int) -> int:
     """Drain staged checkpoints for a worker whose ranks have ended, into their journal."""
     trial = experiment.trial(number)
     where = resolved_config.load(experiment.config).checkpoint_storage.local_staging
-    if where is None:
+    place = staged.folder(where, experiment, number) if where is not None else None
+    if place is None:
         return 0
-    done = drain.drain(staged.folder(where, experiment, number), trial, attempt)
+    done = drain.drain(place, trial, attempt)
     for manifest in done.copied:
         drain.note(trial.attempt(attempt).journal, manifest)
         _print(manifest.record())

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,11 +40,12 @@ from tests import TOP, ranks
 from tests.experiments import local_site
 
 GENEROUS_S = 120.0
+NOBODY = 65534
 
 
-def experiment(folder: Path, **changes: Any) -> TrialPaths:
+def experiment(folder: Path, disk: str = "", **changes: Any) -> TrialPaths:
     (folder / "node").mkdir(parents=True)
-    storage = {"local_staging": str(folder / "node"), "save_trial_best": 0}
+    storage = {"local_staging": disk or str(folder / "node"), "save_trial_best": 0}
     trial = ranks.experiment(folder / "x-0001", checkpoint_storage=storage, **changes)
     paths_of(trial).provenance.write_text("{}")
     return trial
@@ -54,11 +56,11 @@ def paths_of(trial: TrialPaths) -> ExperimentPaths:
 
 
 def node(trial: TrialPaths) -> Path:
-    """The folder of a trial's checkpoints on the node."""
+    """The folder of a trial's checkpoints on the node, or one that is not there."""
     paths = paths_of(trial)
     where = resolved_config.load(paths.config).checkpoint_storage.local_staging
     assert where is not None
-    return staged.folder(where, paths, trial.number)
+    return staged.folder(where, paths, trial.number) or Path(where, "none")
 
 
 def keeper(trial: TrialPaths, attempt: int = 1) -> Keeper:
@@ -217,23 +219,53 @@ def test_what_cannot_be_copied_in_the_end_is_no_good_end(
     assert steps(trial.checkpoints) == [1]
 
 
-def test_a_folder_that_others_may_write_into_is_not_used(
+def test_a_disk_on_which_others_may_exchange_the_folder_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trial = experiment(tmp_path)
-    place = node(trial)
-    place.mkdir(parents=True)
-    place.parents[2].chmod(0o777)
-    with pytest.raises(ConfigError, match="others may write"):
-        staged.prepare(place)
+    (tmp_path / "node").chmod(0o777)
     own = keeper(trial)
     assert own.places == trial.checkpoint_places
     assert own.save(1, state(1), None)
     assert steps(trial.checkpoints) == [1]
+    said = capsys.readouterr().err
+    assert "not staged on this node" in said and "put another folder in the place" in said
     monkeypatch.delenv("NOWHERE", raising=False)
     with pytest.raises(ConfigError, match="no folder"):
         staged.folder("$NOWHERE/x", paths_of(trial), 1)
-    assert "not staged on this node" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="acts as another user")
+@pytest.mark.parametrize("take", ["mkdir -pm 777 $1 $1/$2/00000009.g1", "touch $1", "ln -s $3 $1"])
+def test_a_name_that_another_user_has_taken_stops_nobody(
+    tmp_path: Path, held: threading.Event, take: str
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="node-", dir="/tmp") as disk:
+        Path(disk).chmod(0o1777)
+        trial = experiment(tmp_path, disk)
+        paths = paths_of(trial)
+        (victim := tmp_path / "own").mkdir(mode=0o700)
+        taken, inner = Path(disk, f"hpcdet-{os.getuid()}"), staged._inner(paths, 1)
+        argv = ["/bin/sh", "-ec", take, "sh", taken, inner, victim]
+        subprocess.run(argv, user=NOBODY, group=NOBODY, extra_groups=[], check=True)
+        assert taken.lstat().st_uid == NOBODY and staged.folder(disk, paths, 1) is None
+        held.clear()
+        own = keeper(trial)
+        assert own.save(1, state(1), None)
+        own.settle(lambda: True)
+        place = node(trial)
+        base = place.parents[2]
+        assert steps(place) == [1] and base != taken and base.stat().st_mode & 0o777 == 0o700
+        assert not [*victim.iterdir()]
+        subprocess.run(["rm", "-r", taken], user=NOBODY, group=NOBODY, extra_groups=[], check=True)
+        (base.parent / f"hpcdet-{os.getuid()}").mkdir(mode=0o700)
+        again = keeper(trial, 2)
+        assert again.places[0] == place, "what waits for its copy is not left behind"
+        assert steps(trial.checkpoints) == []
+        held.set()
+        assert again.restore() is not None
+        again.settle(never)
+        assert steps(trial.checkpoints) == [1]
 
 
 KILLED_AT_EACH_CALL = """

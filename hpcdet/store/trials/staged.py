@@ -1,17 +1,20 @@
 """Staged checkpoints, on the local disk of a node (``checkpoint_storage.local_staging``).
 
+    LOCAL/hpcdet-UID/ID-IDENTITY/TRIAL/checkpoints/
+
 They are committed there first and then copied to the checkpoints' folder. Each node has its own;
-nothing else of an experiment is ever kept there, and they may be gone at any time.
+nothing else of an experiment is ever kept there, and they may be gone at any time. The folder has
+another name where a user has taken that of another one (``private_folders``).
 """
 
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import ConfigError
+from hpcdet.store.folder import private_folders
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
 from hpcdet.store.folder.scratch import identity
@@ -26,42 +29,61 @@ COPIED = ".copied"
 """An empty file beside the manifest of what has been copied: retention may remove the copy."""
 
 
-def folder(where: str, paths: ExperimentPaths, trial: int) -> Path:
-    """Return the folder of a trial's checkpoints on this node; it need not exist.
+def folder(where: str, paths: ExperimentPaths, trial: int) -> Path | None:
+    """Return the folder of a trial's checkpoints on this node; None if there is none.
+
+    What another user has put in its place is not looked at.
 
     Args:
         where: as configured; ``$TMPDIR`` and the like are this process's.
 
     Raises:
         ConfigError: a variable is not set here, or it is no absolute path.
+        Unavailable: other users may put another folder in the place of this one.
+        OSError: the disk cannot be read.
     """
+    root, inner = _root(where), _inner(paths, trial)
+    for base in private_folders.own(root):
+        if (base / inner).is_dir():
+            private_folders.refuse_exchangeable(base, _hint(root))
+            return base / inner
+    return None
+
+
+def prepare(where: str, paths: ExperimentPaths, trial: int) -> Path:
+    """Return the folder of a trial's checkpoints on this node, made if there is none.
+
+    Raises:
+        ConfigError, Unavailable: as ``folder``.
+        OSError: it cannot be made.
+    """
+    if (found := folder(where, paths, trial)) is not None:
+        return found
+    root = _root(where)
+    files.make_folder(root)
+    base = private_folders.below(root)
+    private_folders.refuse_exchangeable(base, _hint(root))
+    place = base / _inner(paths, trial)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return place
+
+
+def _root(where: str) -> Path:
     root = Path(os.path.expandvars(where))
     if not root.is_absolute() or "$" in str(root):
         raise ConfigError(
             f"{where} is {root} on this node, which is no folder",
             where="checkpoint_storage.local_staging",
         )
-    own = f"{paths.id}-{identity(paths)[:12]}"
-    return root / f"hpcdet-{os.getuid()}" / own / f"{trial:04d}" / "checkpoints"
+    return root
 
 
-def prepare(place: Path) -> None:
-    """Make the folder, for this user alone.
+def _inner(paths: ExperimentPaths, trial: int) -> Path:
+    return Path(f"{paths.id}-{identity(paths)[:12]}", f"{trial:04d}", "checkpoints")
 
-    Raises:
-        ConfigError: another user could write there.
-        OSError: it cannot be made.
-    """
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for each in (place, *list(place.parents)[:3]):
-        status = each.lstat()
-        foreign = status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if foreign or not stat.S_ISDIR(status.st_mode):
-            raise ConfigError(
-                "others may write into the folder for checkpoints on this node",
-                where=str(each),
-                hint="remove it, or have local_staging point elsewhere",
-            )
+
+def _hint(root: Path) -> str:
+    return f"chmod +t {root}, or another local_staging"
 
 
 def waiting(place: Path, trial: TrialPaths) -> list[str]:

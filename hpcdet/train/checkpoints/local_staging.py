@@ -18,7 +18,7 @@ from hpcdet.checkpoint import CheckpointFailed
 from hpcdet.checkpoint.format import remove
 from hpcdet.checkpoint.keep import drain as staging
 from hpcdet.checkpoint.keep.drain import Drained
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, HpcdetError
 from hpcdet.process.console import say
 from hpcdet.process.location import AttemptLocation
 from hpcdet.store.config.resolved_config import Resolved
@@ -73,10 +73,9 @@ class Stage:
             if self._peers.ranks.local_world < self._peers.ranks.world:
                 raise ConfigError("a trial over several nodes saves on scratch at once")
             assert self._place.experiment is not None
-            folder = staged.folder(where, self._place.experiment, self._place.trial.number)
-            staged.prepare(folder)
+            folder = staged.prepare(where, self._place.experiment, self._place.trial.number)
             remove.leftovers(folder, self._place.attempt.number - 1)
-        except (ConfigError, OSError) as error:
+        except (HpcdetError, OSError) as error:
             say(f"checkpoints are not staged on this node: {error}")
             return None
         return folder

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 from hpcdet.containers import opening
-from hpcdet.errors import ConfigError
+from hpcdet.errors import HpcdetError
 from hpcdet.jobs.script import contained
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
@@ -41,8 +41,9 @@ def drain(
     if where is None:
         return
     trial = paths.trial(attempt.trial)
-    with contextlib.suppress(ConfigError, OSError):
-        if staged.waiting(staged.folder(where, paths, trial.number), trial):
+    with contextlib.suppress(HpcdetError, OSError):
+        place = staged.folder(where, paths, trial.number)
+        if place is not None and staged.waiting(place, trial):
             _copy(_command(paths, experiment, site, attempt), attempt, left_s)
     with contextlib.suppress(OSError):
         staged.tell(attempt, trial)
