@@ -29,6 +29,7 @@ from hpcdet.read.explanation.finding_view import Commands
 from hpcdet.read.views import views
 from hpcdet.schedulers.common.base import Capabilities, Occupancy, TaskState
 from hpcdet.site.models import Site
+from hpcdet.store.decisions import lease
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent, Submitted
 from hpcdet.store.fs import files
@@ -227,6 +228,39 @@ def test_an_experiment_whose_jobs_are_all_held_is_woken(
     later(first, one, 3)
     assert closed(first)[0] == "CANCELED"
     assert not scheduler.held["1"], "by one that has ended"
+
+
+def test_a_slow_turn_of_an_experiment_that_is_woken_costs_no_lease(
+    tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(scheduler, tmp_path / "a", 4, max_running=4)
+    second = make(scheduler, tmp_path / "b", 4, max_running=4)
+    first = dataclasses.replace(first, site=first.site.model_copy(update={"lease_ttl_s": 2.0}))
+    worlds = {world.paths.root: world for world in (first, second)}
+    monkeypatch.setattr(Holder, "open", opener(worlds))
+    other = second.holder()
+    advance(second.paths, other)
+    scheduler.foreign = 4
+    later(second, other, 1)
+    other.close()
+    scheduler.foreign = 0
+    real = scheduler.hold
+
+    def slow(job: str, on: bool) -> None:
+        beats = set()
+        until = time.monotonic() + 60
+        while len(beats) < 6:  # for longer than the time to live, by beats a fifth of it apart
+            assert time.monotonic() < until
+            beats.add(lease.beat_path(first.paths, 1).read_bytes())
+            first.clock.now += 0.01
+            time.sleep(0.01)
+        real(job, on)
+
+    monkeypatch.setattr(scheduler, "hold", slow)
+    holder = first.holder()
+    turn = advance(first.paths, holder)
+    assert turn.held and "woke b-0001" in turn.actions
+    assert holder.lease.verify() and holder.lease.term == 1
 
 
 def test_jobs_that_a_process_died_before_releasing_are_released_by_another(

@@ -25,6 +25,10 @@ from hpcdet.store.folder.records import Closed
 
 __all__ = ["Holder", "Turn", "advance"]
 
+_OTHERS_S = 300.0
+"""A turn of another experiment takes less: a hook and a command of the scheduler, each at its
+limit."""
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -180,14 +184,15 @@ def _stranded(holder: Holder) -> list[ExperimentPaths]:
 
 
 def _wake(holder: Holder, others: Iterable[ExperimentPaths]) -> None:
-    """Turn the crank of experiments that wait for this one. Best effort."""
+    """Turn the crank of experiments that wait for this one, and keep its lease. Best effort."""
     for other in others:
         try:
-            its = Holder.open(other, "wake", submits=holder.submits)
-            try:
-                advance(other, its)
-            finally:
-                its.close()
+            with holder.lease.kept(_OTHERS_S):
+                its = Holder.open(other, "wake", submits=holder.submits)
+                try:
+                    advance(other, its)
+                finally:
+                    its.close()
         except (HpcdetError, OSError) as error:
             holder.actions.append(f"{other.id} could not be woken: {error}")
         else:

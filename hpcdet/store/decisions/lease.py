@@ -13,11 +13,13 @@ clock says that it has not beaten for so long that there might be one that it ca
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -134,6 +136,27 @@ class Lease:
         """Write a beat: the holder lives. Call at least every fifth of the time to live."""
         if self.term and self.verify():
             self._write_beat()
+
+    @contextlib.contextmanager
+    def kept(self, most_s: float) -> Iterator[None]:
+        """Beat by a thread while this one does another's work, but not for longer than ``most_s``.
+
+        What takes longer hangs, and others have to be able to take over.
+        """
+        over = threading.Event()
+        keeper = threading.Thread(target=self._keep, args=(over, most_s), daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            over.set()
+            keeper.join()
+
+    def _keep(self, over: threading.Event, most_s: float) -> None:
+        until = time.monotonic() + most_s
+        while not over.wait(self.ttl_s * BEAT) and time.monotonic() < until:
+            with contextlib.suppress(OSError):  # tried again; at worst the term ends
+                self.beat()
 
     def verify(self) -> bool:
         """True if the term is still held; check it right before every side effect.
