@@ -190,10 +190,11 @@ def _wake(holder: Holder, others: Iterable[ExperimentPaths]) -> None:
             with holder.lease.kept(_OTHERS_S):
                 its = Holder.open(other, "wake", submits=holder.submits)
                 try:
-                    advance(other, its)
+                    turn = advance(other, its)
                 finally:
                     its.close()
         except (HpcdetError, OSError) as error:
             holder.actions.append(f"{other.id} could not be woken: {error}")
         else:
-            holder.actions.append(f"woke {other.id}")
+            woken = turn.held or turn.closed
+            holder.actions.append(f"{'woke' if woken else 'another process has'} {other.id}")
