@@ -246,7 +246,7 @@ def test_a_name_that_another_user_has_taken_stops_nobody(
         paths = paths_of(trial)
         (victim := tmp_path / "own").mkdir(mode=0o700)
         taken, inner = Path(disk, f"hpcdet-{os.getuid()}"), staged._inner(paths, 1)
-        argv = ["/bin/sh", "-ec", take, "sh", taken, inner, victim]
+        argv = ["/bin/sh", "-ec", take, "sh", *map(str, (taken, inner, victim))]
         subprocess.run(argv, user=NOBODY, group=NOBODY, extra_groups=[], check=True)
         assert taken.lstat().st_uid == NOBODY and staged.folder(disk, paths, 1) is None
         held.clear()

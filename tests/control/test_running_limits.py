@@ -247,7 +247,7 @@ def test_a_slow_turn_of_an_experiment_that_is_woken_costs_no_lease(
     real = scheduler.hold
 
     def slow(job: str, on: bool) -> None:
-        beats = set()
+        beats: set[bytes] = set()
         until = time.monotonic() + 60
         while len(beats) < 6:  # for longer than the time to live, by beats a fifth of it apart
             assert time.monotonic() < until
