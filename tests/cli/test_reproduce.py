@@ -225,6 +225,22 @@ def test_of_somebody_elses_run_nothing_that_it_names_is_read_or_run(past: Past) 
     assert "belongs to" in past.cli("reproduce", id, "--run", code=4).err
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_the_interpreter_that_somebody_elses_run_names_is_not_asked(past: Past) -> None:
+    mark, program = past.folder / "mark", past.folder / "program"
+    program.write_text(f'#!/bin/sh\ntouch {mark}\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    edited("environment: {", f"environment: {{python: {program}, ")(past)
+    id = past.submit()
+    past.named(id)
+    assert mark.exists(), "one's own is asked"
+    mark.unlink()
+    os.chown(past.paths(id).root, 4242, -1)
+    for flags in ([], ["--model-dir", str(past.folder)]):  # there is no config in that folder
+        past.named(id, *flags)
+        assert not mark.exists()
+
+
 def test_what_is_not_known_is_said_and_not_guessed(past: Past) -> None:
     edited("paths:", "where:")(past)
     id = past.submit(recorded=False)

@@ -135,6 +135,9 @@ def _config(
         notes.append(f"{where} is not there: the recorded config stands for it")
         raw = {name: value for name, value in capsule.config.raw.items() if name != "governance"}
         raw["data"] = {n: v for n, v in raw.get("data", {}).items() if n != "secrets"}
+        if _is_anothers(capsule):  # whose interpreter is not asked what it has: that runs it
+            own = raw.get("environment", {}).items()
+            raw["environment"] = {n: v for n, v in own if n != "python"}
         return load_config.check(Document("the recorded config", raw), sets, site)
     template = known[0] if len(known) > 1 else None
     for path in known:
