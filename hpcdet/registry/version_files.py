@@ -12,8 +12,8 @@ import functools
 import os
 import shutil
 import stat
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterator
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from blake3 import blake3
@@ -176,7 +176,8 @@ def listed(root: Path, digest: str) -> Digests:
     """Return the list of a version's files.
 
     Raises:
-        IntegrityError: it is missing, or not the one of this BLAKE3.
+        IntegrityError: it is missing, not the one of this BLAKE3, or names a file elsewhere: who
+            may write into the registry may also have written the list.
     """
     path = root / LIST
     try:
@@ -186,8 +187,20 @@ def listed(root: Path, digest: str) -> Digests:
     if blake3(data).hexdigest() != digest:
         raise IntegrityError("it is not what was written", where=str(path), hint=_HINT)
     value: Any = files.parse_json(data, path)
-    found: Digests = value["files"]
+    found: Any = value.get("files") if isinstance(value, dict) else None
+    if not isinstance(found, dict) or not _are_inside(found):
+        raise IntegrityError("it is no list of files in the version", where=str(path), hint=_HINT)
     return found
+
+
+def _are_inside(names: Collection[str]) -> bool:
+    """True for paths of files below the folder that they are relative to, none below another."""
+    paths = [PurePosixPath(name) for name in names]
+    above = {str(parent) for path in paths for parent in path.parents}
+    return not any(
+        str(path) != name or name in above or path.is_absolute() or ".." in path.parts
+        for name, path in zip(names, paths, strict=True)
+    )
 
 
 def problems(root: Path, digest: str) -> Iterator[str]:

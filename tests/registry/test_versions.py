@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint.keep import retention
@@ -320,6 +321,40 @@ def test_a_copy_is_verified_on_its_way(whole: Builder, registry: Path, tmp_path:
     with pytest.raises(IntegrityError, match="not what was written"):
         version_files.get(made.paths.root, made.record.files, made.checkpoint, tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "registry"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["../../../home/evil.pth"], ["/evil"], ["code/../evil"], ["./evil"], ["link", "link/evil"]],
+)
+def test_a_forged_list_writes_nothing_outside_of_a_copy(tmp_path: Path, names: list[str]) -> None:
+    root, home = tmp_path / "registry" / "digits" / "versions" / "1", tmp_path / "home"
+    home.mkdir()
+    (home / "evil.pth").write_text("import os")  # where the list's path leads to from the version
+    root.mkdir(parents=True)
+    (root / "link").symlink_to(home)
+    (root / "evil").write_text("import os")
+    digests = {name: [*version_files.measured(root / Path(name).name)] for name in ("evil", "link")}
+    known = {name: digests.get(Path(name).name, digests["evil"]) for name in names}
+    data = stored.canonical({"schema": 1, "files": known})
+    (root / version_files.LIST).write_bytes(data)
+    to = tmp_path / "ada" / "a" / "b" / "copy"
+    with pytest.raises(IntegrityError, match="no list of files in the version"):
+        version_files.get(root, blake3(data).hexdigest(), root, to)
+    assert not to.exists() and not (tmp_path / "ada").exists()
+    [said] = version_files.problems(root, blake3(data).hexdigest())
+    assert "no list" in said
+
+
+def test_removal_follows_no_links(tmp_path: Path) -> None:
+    root, mine = tmp_path / "versions" / "1", tmp_path / "mine" / "1" / "checkpoints" / "10"
+    for folder in (root, mine):
+        folder.mkdir(parents=True)
+    manifest = mine / "MANIFEST.json"
+    manifest.touch()
+    (root / "trials").symlink_to(tmp_path / "mine")
+    version_files.remove(root)
+    assert manifest.exists() and not root.exists()
 
 
 def test_on_a_full_disk_nothing_is_added_and_it_is_said(whole: Builder, tmp_path: Path) -> None:
