@@ -300,7 +300,8 @@ def remove(root: Path) -> None:
     with contextlib.suppress(OSError):
         if stat.S_ISLNK(root.lstat().st_mode):
             return
-    for manifest in root.glob(f"trials/*/checkpoints/*/{MANIFEST}"):
-        with contextlib.suppress(OSError):
-            manifest.unlink()
+        for _, _, names, folder in os.fwalk(root):  # which follows no links
+            if MANIFEST in names:
+                with contextlib.suppress(OSError):
+                    os.unlink(MANIFEST, dir_fd=folder)
     shutil.rmtree(root, ignore_errors=True)
