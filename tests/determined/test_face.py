@@ -80,6 +80,9 @@ def test_a_trial_from_its_checkpoint(tmp_path: Path) -> None:
     assert made.context.get_hparam("hidden") == ranks.HPARAMS["hidden"]
     with pytest.raises(NotFound):
         load_trial_from_checkpoint_path(tmp_path / "nothing")
+    (tmp_path / "EXP" / "code").chmod(0o777)
+    with pytest.raises(ConfigError, match="may be changed by everybody"):
+        load_trial_from_checkpoint_path(folder)
     moved = folder.rename(tmp_path / folder.name)
     with pytest.raises(UsageError, match="does not say of which class"):
         load_trial_from_checkpoint_path(moved)

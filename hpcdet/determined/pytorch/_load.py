@@ -22,7 +22,7 @@ from hpcdet.pytorch.entry import load_class
 from hpcdet.registry import model_names, registered_models, registry_place
 from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.resolved_config import Resolved
-from hpcdet.store.folder import home
+from hpcdet.store.folder import home, trust
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Trial
 from hpcdet.train.attempt.session import Session
@@ -67,6 +67,7 @@ def load_trial_from_checkpoint_path(
         NotFound: there is no such folder.
         UsageError: nobody says the class, or the checkpoint holds the state of another loop.
         IntegrityError: it is damaged.
+        ConfigError: another user may change the code that says the class.
     """
     name = os.fspath(path)
     if model_names.is_reference(name):
@@ -85,6 +86,7 @@ def load_trial_from_checkpoint_path(
                 where=str(path),
                 hint="pass trial_class=",
             )
+        trust.refuse_to_run(experiment.code)
         with import_from_path(experiment.code):
             trial_class = load_class(entrypoint.argv[0])
     saved = checkpoint.load(folder).shared
