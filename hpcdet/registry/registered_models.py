@@ -20,8 +20,9 @@ from hpcdet.registry.registry_place import reachable
 from hpcdet.registry.semantic_versions import SemanticVersion
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.names import REGISTERED
-from hpcdet.store.fs import files
+from hpcdet.store.fs import files, sealed_json
 from hpcdet.store.fs.json_record import JsonRecord
+from hpcdet.store.trials import manifests
 
 _BACKUP = "put the version back from a backup"
 _GOVERNED = (
@@ -238,6 +239,18 @@ class Version:
     def checkpoint(self) -> Path:
         """The folder of its checkpoint."""
         return self.paths.trial(self.record.trial).checkpoints / self.record.checkpoint
+
+    def unchanged_checkpoint(self) -> Path:
+        """Return the folder of its checkpoint, for whoever uses what is in it.
+
+        Raises:
+            IntegrityError: it holds no checkpoint, or another one than was added.
+        """
+        if manifests.read(self.checkpoint)[sealed_json.ROOT] != self.record.root:
+            hint = f"hpcdet registry verify {self.name}"
+            what = "it is another checkpoint than was added"
+            raise IntegrityError(what, where=str(self.checkpoint), hint=hint)
+        return self.checkpoint
 
     @cached_property
     def record(self) -> VersionRecord:

@@ -14,11 +14,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from hpcdet import checkpoint
 from hpcdet.checkpoint.__main__ import main as checkpoint_main
 from hpcdet.cli import main
 from hpcdet.cli.artefacts import model_arguments
 from hpcdet.determined.pytorch import load_trial_from_checkpoint_path
-from hpcdet.errors import NotFound
+from hpcdet.errors import ConfigError, IntegrityError, NotFound
 from hpcdet.jobs.create import begin_from
 from hpcdet.read.exports import checkpoint_process
 from hpcdet.registry import version_files
@@ -28,7 +29,7 @@ from hpcdet.store.folder.names import REGISTERED
 from hpcdet.store.trials import standing
 from tests.builders import Builder
 from tests.commands import Cli
-from tests.registry.models import content, flip, trained, tree
+from tests.registry.models import content, flip, trained, tree, version
 
 VERBS = {
     *("ls", "versions", "show", "best", "add", "alias", "unalias", "label", "note"),
@@ -280,6 +281,23 @@ def test_an_experiment_begins_from_a_version(cli: Cli, built: Builder, tmp_path:
     begin_from.give(found, new.paths)
     [name] = standing.checkpoints(new.paths.origin.trial(1))
     assert content(new.paths.origin.trial(1).checkpoints / name) == found.manifest["digest"]
+
+
+def test_what_was_put_in_the_place_of_a_version_is_not_used(
+    cli: Cli, built: Builder, tmp_path: Path
+) -> None:
+    cli("registry", "add", "digits", "digits-7f3a/1", "20")
+    there = version(cli.root / "registry").checkpoint
+    shutil.rmtree(there)
+    state = {"models": [{"w": torch.zeros(64)}], "step": 20}
+    checkpoint.save(there, state, meta={"kind": "kept", "batches": 20, "trial": 1})
+    with pytest.raises(ConfigError, match="no whole checkpoint"):
+        begin_from.look(begun("model:digits:1"), cli.root)
+    with pytest.raises(IntegrityError, match="another checkpoint than was added"):
+        load_trial_from_checkpoint_path("model:digits:1", trial_class=HeldTrial)  # type: ignore[arg-type]
+    to = tmp_path / "exported.pt"
+    said = cli("ckpt", "export", "model:digits:1", "-o", to, code=9).err
+    assert "another checkpoint than was added" in said and not to.exists()
 
 
 def test_nothing_else_is_done_with_a_version(cli: Cli, built: Builder) -> None:

@@ -47,7 +47,8 @@ def folders(what: Sequence[str]) -> list[Path]:
     found: list[Path] = []
     for text in what:
         if model_names.is_reference(text):
-            found.append(registered_models.version(settings().registry, text).checkpoint)
+            version = registered_models.version(settings().registry, text)
+            found.append(version.unchanged_checkpoint())
             continue
         path = Path(text).expanduser().absolute()
         if (path / MANIFEST).exists() or (path.is_dir() and CHECKPOINT_NAME.search(path.name)):
@@ -68,7 +69,7 @@ def one(what: str, step: str | None, which: str) -> Path:
     if model_names.is_reference(what):
         if step is not None:
             raise UsageError("a version has one checkpoint", where=what, hint="leave STEP out")
-        return registered_models.version(settings().registry, what).checkpoint
+        return registered_models.version(settings().registry, what).unchanged_checkpoint()
     path = Path(what).expanduser().absolute()
     if (path / MANIFEST).exists():
         return path

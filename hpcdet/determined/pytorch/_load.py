@@ -71,7 +71,8 @@ def load_trial_from_checkpoint_path(
     """
     name = os.fspath(path)
     if model_names.is_reference(name):
-        path = registered_models.version(registry_place.folder(home.root()), name).checkpoint
+        version = registered_models.version(registry_place.folder(home.root()), name)
+        path = version.unchanged_checkpoint()
     folder = Path(path).resolve()
     if not folder.is_dir():
         raise NotFound("there is no such checkpoint", where=str(path))

@@ -14,6 +14,7 @@ from hpcdet.registry.registered_models import VersionRecord
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.names import REGISTERED
+from hpcdet.store.fs import sealed_json
 from hpcdet.store.trials import parents
 from hpcdet.store.trials.parents import Donation
 from hpcdet.units import UNITS, Length
@@ -41,17 +42,20 @@ def look(resolved: Resolved, root: Path, registry: Path | None = None) -> Donati
     if match is None:
         return None
     try:
-        trial = _trial(match[1], root, registry or registry_place.folder(root))
+        trial, added = _trial(match[1], root, registry or registry_place.folder(root))
     except NotFound as error:
         hint = error.hint or "write ID/3, ID/3@400 batches, or model:NAME:3"
         raise NotFound(f"{named}: {error.what}", where=_KEY, hint=hint) from error
     unit = match[3] or (until.unit if until else "batches")
     found = parents.donations(trial, unit)
+    if added:  # whatever else lies in the version's folder by now
+        found = [one for one in found if one.manifest[sealed_json.ROOT] == added]
     if match[2]:
         found = [one for one in found if one.at <= int(match[2])]
     if not found:
         at = f" at {match[2]} {unit} or before" if match[2] else ""
         hint = f"hpcdet ckpt ls {match[1]} shows which it has"
+        hint = f"hpcdet registry verify {match[1]}" if added else hint
         raise ConfigError(f"{match[1]} has no whole checkpoint{at}", where=_KEY, hint=hint)
     meta = found[-1].manifest["meta"]
     if until is not None and int(meta.get(until.unit, 0)) >= until.value:
@@ -60,11 +64,12 @@ def look(resolved: Resolved, root: Path, registry: Path | None = None) -> Donati
     return found[-1]
 
 
-def _trial(text: str, root: Path, registry: Path) -> TrialPaths:
+def _trial(text: str, root: Path, registry: Path) -> tuple[TrialPaths, str]:
+    """Return the trial, and of a version the root of the checkpoint's manifest that was added."""
     if not model_names.is_reference(text):
-        return find.trial(text, root)
+        return find.trial(text, root), ""
     version = registered_models.version(registry, text)
-    return version.paths.trial(version.record.trial)
+    return version.paths.trial(version.record.trial), version.record.root
 
 
 def placed(resolved: dict[str, Any], donation: Donation) -> dict[str, Any]:
