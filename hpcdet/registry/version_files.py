@@ -66,7 +66,7 @@ class VersionFolder:
         for folder in (source.policy_changes, source.certificates):
             for path in sorted(folder.glob("[0-9]*.json")):
                 self._copy(path, self.root / folder.name / path.name)
-        if source.code.is_dir():
+        if source.code.is_dir() and not source.code.is_symlink():
             self._tree(source.code, made.code)
 
     def evidence(self, source: ExperimentPaths, trial: TrialPaths) -> None:

@@ -450,3 +450,49 @@ def test_a_config_of_another_type_names_the_key(tmp_path: Path) -> None:
     built.paths.config.write_text(text.replace("max_trials: 4", "max_trials: [4]"))
     with pytest.raises(IntegrityError, match=r"max_trials is list, which is no int"):
         resolved_config.load(built.paths.config)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="makes links as another user")
+def test_a_strangers_link_gives_away_nothing_of_the_readers(tmp_path: Path) -> None:
+    secret, theirs = tmp_path / "secret", tmp_path / "theirs"
+    secret.write_text("mine alone")
+    theirs.write_text("{}")
+    os.chown(theirs, 4242, -1)
+    for target, owner in ((secret, 0), (theirs, 4242)):
+        link = tmp_path / f"to-{target.name}"
+        link.symlink_to(target)
+        os.chown(link, owner, -1, follow_symlinks=False)
+        assert packed.read_bytes(link) == target.read_bytes()
+    link = tmp_path / "to-secret"
+    os.chown(link, 4242, -1, follow_symlinks=False)
+    with pytest.raises(IntegrityError, match="another user's link"):
+        packed.read_bytes(link)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="makes links as another user")
+def test_copies_of_a_strangers_experiment_hold_nothing_of_the_readers(tmp_path: Path) -> None:
+    from hpcdet.interop.formats import ro_crate
+    from hpcdet.interop.formats.exported import ExperimentExport
+    from hpcdet.read.experiment.gather import gather
+    from hpcdet.read.report import ReportOptions, write
+    from hpcdet.registry.registry_place import Sharing
+    from hpcdet.registry.version_files import VersionFolder
+
+    home, built = tmp_path / "home", Builder(tmp_path / "theirs-7f3a")
+    home.mkdir()
+    (home / "id_rsa").write_text("PRIVATE-KEY")
+    attempt = built.trial().attempt(ranks=1)
+    attempt.paths.log(0).parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(built.paths.code)
+    for link, target in ((attempt.paths.log(0), home / "id_rsa"), (built.paths.code, home)):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        os.chown(link, 4242, -1, follow_symlinks=False)
+    with pytest.raises(IntegrityError, match="another user's link"):
+        write(built.paths, tmp_path / "page.json", ReportOptions(format="json"))
+    ro_crate.export(ExperimentExport(gather(built.paths)), str(tmp_path / "crate"))
+    version = tmp_path / "version"
+    version.mkdir()
+    VersionFolder(version, Sharing(0o640, 0o750, 0o750, None)).capsule(built.paths)
+    copies = [*(tmp_path / "crate").rglob("*"), *version.rglob("*")]
+    assert copies and not [path for path in copies if path.name == "id_rsa"]

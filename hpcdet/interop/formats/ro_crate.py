@@ -22,7 +22,7 @@ from hpcdet.interop.formats.exported import ExperimentExport, flat
 from hpcdet.interop.formats.exported_tables import TABLES
 from hpcdet.read.views.checkpoints import CheckpointView
 from hpcdet.read.views.trials import AttemptView
-from hpcdet.store.fs import files
+from hpcdet.store.fs import files, packed
 
 _METADATA = "ro-crate-metadata.json"
 _VERSION = "https://w3id.org/ro/crate/1.3"
@@ -45,7 +45,7 @@ def export(what: ExperimentExport, to: str) -> Path:
     files.make_folder(folder)
     _copy_code(what.gathered.paths.code, folder / "code")
     for path in (what.gathered.paths.config, what.gathered.paths.provenance):
-        files.replace(folder / path.name, files.read(path))
+        files.replace(folder / path.name, packed.read_bytes(path))
     made = csv_files.export(what, str(folder / f".{_TABLES}"))
     files.make_folder(folder / _TABLES)
     for name in TABLES:
@@ -65,7 +65,7 @@ def _copy_code(source: Path, target: Path) -> None:
         return [n for n, mode in kinds.items() if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)]
 
     shutil.rmtree(target, ignore_errors=True)
-    if source.is_dir():
+    if source.is_dir() and not source.is_symlink():
         shutil.copytree(source, target, ignore=others)
     else:
         target.mkdir()

@@ -177,6 +177,29 @@ def open_file(path: Path) -> BinaryIO:
     return os.fdopen(open_to_read(path), "rb")
 
 
+def open_record(path: Path) -> BinaryIO:
+    """Open a file of an experiment, as ``open_file``; it may be what a stranger has made.
+
+    A link in it that another user made leads to files of that user only: what the reader alone may
+    read does not come into reports, exports and registries by somebody else's link.
+
+    Raises:
+        IntegrityError: as ``open_to_read``, and for such a link.
+        OSError: as ``open``.
+    """
+    try:
+        return os.fdopen(open_to_read(path, follow=False), "rb")
+    except IntegrityError:
+        link = os.lstat(path)
+        if not stat.S_ISLNK(link.st_mode):
+            raise
+    file = open_file(path)
+    if link.st_uid not in (0, os.getuid(), os.fstat(file.fileno()).st_uid):
+        file.close()
+        raise damaged(path, "it is another user's link to a file that is not theirs")
+    return file
+
+
 def read(path: Path, most: int = LARGEST) -> bytes:
     """Return all of a file's contents.
 

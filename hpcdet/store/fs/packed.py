@@ -225,7 +225,7 @@ def open_file(path: Path) -> IO[bytes]:
     inside = find(path)
     if inside is None:
         try:
-            return files.open_file(path)
+            return files.open_record(path)
         except _ABSENT:
             inside = find(path)  # perhaps it was packed just now
             if inside is None:
