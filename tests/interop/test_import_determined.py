@@ -186,6 +186,10 @@ def test_another_experiment_of_that_id_is_left_alone(cli: Cli) -> None:
         ('{"experiment": {"id": 12, "startTime": "2025-01-01T00:00:00Z"}, "trials": [{"trial": '
          '{"id": 1, "experimentId": 12}, "workloads": [{"checkpoint": {"uuid": "../x"}}]}]}',
          "called"),
+        ('{"experiment": {"id": 12, "startTime": "2025-01-01T00:00:00Z"}, "trials": [{"trial": '
+         '{"id": 1, "experimentId": 12}, "workloads": [{"checkpoint": {"uuid": "%s"}}]}]}'
+         % ("x" * 300), "called"),
+        ('{"experiment": {"id": 12}, "config": "name: x"}', "the config is no object"),
     ],
 )  # fmt: skip
 def test_what_determined_does_not_write_is_refused(text: str, says: str, tmp_path: Path) -> None:
@@ -193,6 +197,27 @@ def test_what_determined_does_not_write_is_refused(text: str, says: str, tmp_pat
     file.write_text(text)
     with pytest.raises(ConfigError, match=says):
         determined_json.read([file])
+
+
+def test_values_that_no_record_can_have_become_others(cli: Cli, tmp_path: Path) -> None:
+    experiment, trial = (json.loads(FILES[n].read_text()) for n in (0, 1))
+    [whole] = experiment
+    whole["experiment"] |= {"name": "half \ud800", "forkedFrom": math.inf}
+    whole["config"] |= {
+        "description": "\udfff", "weight": math.nan, "resources": {"slots_per_trial": [8]},
+    }  # fmt: skip
+    trial["trial"]["hparams"] |= {"odd \ud800": math.nan}
+    work = next(one for one in trial["workloads"] if one.get("training"))
+    work["training"]["metrics"] |= {"batchMetrics": 5, "avgMetrics": {"epochs": 1e300}}
+    for name, value in (("12.json", [whole]), ("101.json", trial)):
+        (tmp_path / name).write_text(json.dumps(value))
+    [row] = cli(
+        "import", "determined", tmp_path / "12.json", tmp_path / "101.json", "-o", "json"
+    ).items
+    [shown] = cli("status", row["id"], "-o", "json").items
+    assert shown["name"] == "half ?"
+    assert shown["trials"][0]["hyperparameters"]["odd ?"] == "NaN"
+    cli("report", row["id"], "-o", tmp_path / "page.html")
 
 
 def test_an_experiment_that_still_ran_there_is_canceled_here(cli: Cli, tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ _ENDS: dict[str, State] = {
 }
 """All others are ``CANCELED``: they did not end of themselves, or had not ended."""
 
+_MOST = 1 << 53
+_LONGEST_NAME = 100
+
 Object = dict[str, Any]
 
 
@@ -56,8 +59,8 @@ def read(paths: Sequence[Path]) -> list[ForeignExperiment]:
                 if isinstance(found := part.get("experiment"), dict):
                     number = _whole(found, "id")
                     experiments[number] = found
-                    configs[number] = part.get("config") or found.get("config") or {}
-                for trial in [part.get("trial"), *(part.get("trials") or [])]:
+                    configs[number] = _object(part.get("config") or found.get("config") or {})
+                for trial in [part.get("trial"), *_list(part.get("trials"))]:
                     inner = trial.get("trial", trial) if isinstance(trial, dict) else None
                     if not isinstance(inner, dict):
                         continue
@@ -85,9 +88,28 @@ class _Wrong(ValueError):
 
 def _json(path: Path) -> Any:
     try:
-        return bounded_json.json_value(files.read(path, files.HUGE), bounded_json.MANY_NODES)
+        return _sound(
+            bounded_json.json_value(files.read(path, files.HUGE), bounded_json.MANY_NODES)
+        )
     except (ValueError, bounded_json.Unreasonable) as error:
         raise _Wrong(f"it is no JSON: {error}") from error
+
+
+def _sound(value: Any) -> Any:
+    """Return a value as records can have it: strict JSON, and texts that UTF-8 can hold."""
+    if isinstance(value, dict):
+        return {_sound(key): _sound(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_sound(each) for each in value]
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    return json_record.finite(value)
+
+
+def _object(value: Any) -> Object:
+    if not isinstance(value, dict):
+        raise _Wrong("the config is no object")
+    return value
 
 
 def _parts(value: Any) -> Iterator[Object]:
@@ -107,7 +129,7 @@ def _experiment(
 ) -> ForeignExperiment:
     number = _whole(said, "id")
     own = {n: one for n, one in trials.items() if one.get("experimentId") == number}
-    listed = [n for n in said.get("trialIds") or [] if isinstance(n, int)]
+    listed = [n for n in _list(said.get("trialIds")) if isinstance(n, int)]
     places = {n: place for place, n in enumerate(sorted({*listed, *own}), 1)}
     try:
         state = _state(said)
@@ -179,7 +201,7 @@ def _metrics(group: str, said: Object, before: str) -> Iterator[ForeignMetrics]:
     told = said.get("metrics")
     if not isinstance(told, dict):
         raise _Wrong(f"the metrics after {step} batches are no object")
-    each: list[Any] = told.get("batchMetrics") or []
+    each = _list(told.get("batchMetrics"))
     for place, values in enumerate(each, step - len(each) + 1):
         if isinstance(values, dict) and values:
             yield ForeignMetrics(f"{group}_batch", max(0, place), time, _values(values), {})
@@ -187,7 +209,7 @@ def _metrics(group: str, said: Object, before: str) -> Iterator[ForeignMetrics]:
     if isinstance(average, dict) and average:
         values = _values(average)
         epochs: Any = values.get("epochs")
-        known = isinstance(epochs, int | float) and float(epochs).is_integer()
+        known = isinstance(epochs, int | float) and 0 <= epochs < _MOST and epochs == int(epochs)
         units = {"batches": step, **({"epochs": int(epochs)} if known else {})}
         yield ForeignMetrics(group, step, time, values, units)
 
@@ -212,7 +234,7 @@ def _checkpoint(said: Object, before: str) -> ForeignCheckpoint:
     sizes = resources.values() if isinstance(resources, dict) else ()
     metadata = said.get("metadata")
     name = str(said["uuid"])
-    if "/" in name or name.startswith("."):
+    if "/" in name or "\0" in name or name.startswith(".") or len(name) > _LONGEST_NAME:
         raise _Wrong(f"a checkpoint is called {json.dumps(name)}")
     return ForeignCheckpoint(
         name=name,
@@ -221,6 +243,10 @@ def _checkpoint(said: Object, before: str) -> ForeignCheckpoint:
         bytes=sum(int(size) for size in sizes if str(size).isdecimal()),
         metadata=_values(metadata) if isinstance(metadata, dict) else {},
     )
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _state(said: Object) -> str:
@@ -250,6 +276,6 @@ def _whole(said: Object, key: str, default: int | None = None) -> int:
     value = said.get(key, default)
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST:
         raise _Wrong(f"{key} is {json.dumps(value)[:60]}, and no whole number from 0")
     return value

@@ -36,7 +36,7 @@ def shown(said: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     A value that hpcdet would not read is left out; the whole is in ``provenance.json``.
     """
     config = without_secrets(config)
-    resources = _mapping(config, "resources")
+    slots = _mapping(config, "resources").get("slots_per_trial")
     seed = _mapping(config, "reproducibility").get("experiment_seed")
     wanted = {
         **{key: config.get(key) for key in _PLAIN},
@@ -46,7 +46,7 @@ def shown(said: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
         "project": said.get("projectName") or config.get("project"),
         "data": {k: v for k, v in _mapping(config, "data").items() if k != "secrets"},
         "searcher": _searcher(said, _mapping(config, "searcher")),
-        "resources": {"slots_per_trial": max(1, resources.get("slots_per_trial") or 1)},
+        "resources": {"slots_per_trial": slots if isinstance(slots, int) and slots > 0 else 1},
         "reproducibility": {"experiment_seed": seed} if isinstance(seed, int) else None,
     }
     name = said.get("name") or config.get("name") or f"experiment {said.get('id')}"
