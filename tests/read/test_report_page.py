@@ -21,6 +21,7 @@ from hpcdet.read.report import scale as scales
 from hpcdet.read.sections import whole
 from hpcdet.read.sections.extent import ReportExtent
 from hpcdet.read.sections.metric_lines import kept
+from hpcdet.read.sections.redaction import redaction
 from hpcdet.read.usage.spans import epoch, spans, totals
 from hpcdet.read.views import timeline
 from hpcdet.store.fs import files
@@ -390,6 +391,31 @@ def test_redaction_replaces_each_name_by_one_word(tmp_path: Path) -> None:
         assert "user-1" in words
         assert ("digits" in words) != options.anonymous
         assert ("abc123" in words) != options.anonymous
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"PYTHONPATH=/opt/x/y:{HOME}/bob/lib", "PYTHONPATH=…/y:…/lib"),
+        (f"error:{HOME}/bob/x.py", "error:…/x.py"),
+        (f"file://{HOME}/bob/x.py", "file://…/x.py"),
+        (f"-I{HOME}/bob/include", "-I…/include"),
+        (f"/{HOME}/bob//x//y", "…/y"),
+        ("~bob/x/y", "…/y"),
+        ("https://example.org/a/b", "https://example.org/a/b"),
+        ("a/b/c and ../x/y", "a/b/c and ../x/y"),
+        ("to ada.lovelace@example.org", "to …@…"),
+        ("git@example.org:ada/x", "git@example.org:user-1/x"),
+        ("login1.cluster.example.org:22, login1", "host-1:22, host-1"),
+        ("login1.5 ada-2", "host-1.5 ada-2"),
+    ],
+)
+def test_no_part_of_a_path_address_or_host_is_left(tmp_path: Path, text: str, shown: str) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    record = {"user": "ada", "host": "login1.cluster.example.org", "created_at": at(0)}
+    built.paths.provenance.write_bytes(files.canonical(record))
+    hide = redaction(gather(built.paths), ("user", "host", "path"))
+    assert hide({"x": [text]}) == {"x": [shown]}
 
 
 def test_the_engine_is_the_official_one() -> None:

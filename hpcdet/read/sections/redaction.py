@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -12,7 +12,14 @@ from hpcdet.read.sections.origins import ReproduceSection
 from hpcdet.read.sections.whole import ReportView
 
 KINDS = ("user", "host", "path", "env")
-_PATH = re.compile(r"(?<![\w./:~-])~?/(?:[^\s/'\"<>:,;()\[\]{}]+/)+([^\s/'\"<>:,;()\[\]{}]*)")
+_PART = r"[^\s/'\"<>:,;()\[\]{}]"
+# behind colons and options as well, as in PATH=/a/b:/c/d and -I/e/f; not in addresses of the web
+_PATH = re.compile(
+    rf"(?:(?<=file://)|(?<=-[A-Z])|(?<![\w./~])(?:~[\w.-]*|(?<!:)/(?=/))?)/(?:{_PART}+/+)+({_PART}*)"
+)
+_MAIL = re.compile(r"(?<![\w.+-])(?!git@)[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_DOMAIN = r"(?:\.[A-Za-z][\w-]*)*"
+Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
 T = TypeVar("T")
 
 
@@ -21,22 +28,18 @@ class Redaction:
     """Replacements in all texts of a report.
 
     Attributes:
-        words: what stands for each name.
-        paths: absolute paths become their last part.
+        rules: what is replaced in texts, and by what, one after the other.
         env: variables of environments are left out.
         anonymous: name, id, labels and repository are left out.
     """
 
-    words: Mapping[str, str]
-    paths: bool = False
+    rules: Sequence[Rule] = ()
     env: bool = False
     anonymous: bool = False
 
     def __call__(self, value: T) -> T:
         """Return a value with all texts in it redacted."""
-        if not (self.words or self.paths):
-            return value
-        return self._mapped(value, self._pattern())  # type: ignore[no-any-return]
+        return self._mapped(value) if self.rules else value
 
     def report(self, whole: ReportView) -> ReportView:
         """Return a report redacted."""
@@ -59,28 +62,19 @@ class Redaction:
         ]
         return {"facts": facts, "environments": environments}
 
-    def _pattern(self) -> re.Pattern[str] | None:
-        if not self.words:
-            return None
-        names = sorted(self.words, key=len, reverse=True)
-        return re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, names))})(?![\w-])")
-
-    def _mapped(self, value: Any, pattern: re.Pattern[str] | None) -> Any:
+    def _mapped(self, value: Any) -> Any:
         if isinstance(value, str):
-            if self.paths:
-                value = _PATH.sub(lambda found: f"…/{found[1]}", value)
-            return pattern.sub(lambda found: self.words[found[0]], value) if pattern else value
+            for pattern, word in self.rules:
+                value = pattern.sub(word, value)
+            return value
         if isinstance(value, list | tuple):
-            found = [self._mapped(each, pattern) for each in value]
+            found = [self._mapped(each) for each in value]
             return found if isinstance(value, list) else tuple(found)
         if isinstance(value, dict):
-            return {
-                self._mapped(key, pattern): self._mapped(each, pattern)
-                for key, each in value.items()
-            }
+            return {self._mapped(key): self._mapped(each) for key, each in value.items()}
         if is_dataclass(value) and not isinstance(value, type):
             changed = {
-                one.name: self._mapped(getattr(value, one.name), pattern)
+                one.name: self._mapped(getattr(value, one.name))
                 for one in fields(value)
                 if one.init
             }
@@ -96,19 +90,36 @@ def redaction(gathered: Gathered, kinds: Iterable[str], anonymous: bool = False)
         anonymous: all of them, and what names the experiment.
     """
     asked = set(KINDS) if anonymous else set(kinds)
-    words: dict[str, str] = {}
-    if anonymous:
-        words |= dict.fromkeys([gathered.id, gathered.config.name], "experiment")
+    rules: list[Rule] = []
+    if "path" in asked:
+        rules.append((_PATH, lambda found: f"…/{found[1]}"))
     if "user" in asked:
-        words |= _numbered("user", _users(gathered))
+        rules.append((_MAIL, lambda _: "…@…"))
+    if anonymous:
+        rules += _words(dict.fromkeys([gathered.id, gathered.config.name], "experiment"))
+    if "user" in asked:
+        rules += _words(_numbered("user", _users(gathered)))
     if "host" in asked:
-        words |= _numbered("host", _hosts(gathered))
-    return Redaction(words, "path" in asked, "env" in asked, anonymous)
+        rules += _words(_numbered("host", map(_short, _hosts(gathered))), _DOMAIN)
+    return Redaction(rules, "env" in asked, anonymous)
+
+
+def _words(words: Mapping[str, str], more: str = "") -> list[Rule]:
+    """Return the rule that puts words in the place of names, and of what may follow these."""
+    names = "|".join(map(re.escape, sorted(filter(None, words), key=len, reverse=True)))
+    pattern = re.compile(rf"(?<![\w-])({names}){more}(?![\w-])")
+    return [(pattern, lambda found: words[found[1]])] if names else []
 
 
 def _numbered(kind: str, names: Iterable[str]) -> dict[str, str]:
     known = [name for name in dict.fromkeys(names) if name]
     return {name: f"{kind}-{n}" for n, name in enumerate(known, 1)}
+
+
+def _short(host: str) -> str:
+    """Return a host's name without its domain; an address as it is."""
+    first = host.partition(".")[0]
+    return host if first.isdigit() else first
 
 
 def _users(gathered: Gathered) -> list[str]:
