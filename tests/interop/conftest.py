@@ -38,6 +38,7 @@ def rich(root: Path) -> Builder:
     second = four.attempt(start=100, checkpoint="00000100.g1")
     second.metrics("training", 125, loss=1 / 7)
     second.metrics("validation", 125, validation_loss=0.6, note="=1+1")
+    four.control("stop")
     second.end("stopped")
     built.close()
     return built

@@ -190,7 +190,8 @@ def test_prometheus_adds_experiments_up_and_promtool_accepts_it(
     for _ in range(2):
         file = prometheus.export(whole, str(tmp_path / "hpcdet.prom"))
     found = samples(file.read_text())
-    assert found['hpcdet_trials{state="COMPLETED",user="ada"}'] == 3
+    assert found['hpcdet_trials{state="COMPLETED",user="ada"}'] == 2
+    assert found['hpcdet_trials{state="STOPPED",user="ada"}'] == 1
     assert found['hpcdet_trials{state="ERROR",user="ada"}'] == 1
     assert found['hpcdet_attempts_total{reason="preempted",user="ada"}'] == 2
     assert found[r'hpcdet_experiments{state="COMPLETED",user="a\"\\\nb"}'] == 1

@@ -120,8 +120,10 @@ def searched(root: Path) -> Builder:
     one.metrics("validation", 200, validation_loss=float("nan"))
     one.metrics("validation", 300, validation_loss=0.25)
     one.end("completed")
-    two = built.trial(hidden=80, rate=0.0001, optimizer=["sgd", 0.9], fixed=3).attempt()
+    stopped = built.trial(hidden=80, rate=0.0001, optimizer=["sgd", 0.9], fixed=3)
+    two = stopped.attempt()
     two.metrics("validation", 100, validation_loss=0.9)
+    stopped.control("stop")
     two.end("stopped")
     three = built.trial(hidden=8, rate=0.1, optimizer=None, fixed=3)
     three.attempt().end("user_error", error="ValueError: no")
@@ -234,6 +236,9 @@ def test_wandb_has_an_offline_run_for_each_trial(built: Builder, tmp_path: Path)
     first = views.trials(built.paths)[0]
     assert config["hidden"] == 16 and config["hpcdet"]["start"] == first.start
     assert (run.run_id, run.run_group) == ("digits-7f3a-1", "digits-7f3a")
+    ends = [one.exit.exit_code for name in runs for one in records(wandb_file(folder / name))
+            if one.HasField("exit")]  # fmt: skip
+    assert ends == [0, 0, 1, 0]  # trial 3 failed; the search stopped trial 4, which is no failure
 
 
 def infinite(row: dict[str, Any]) -> dict[str, Any]:

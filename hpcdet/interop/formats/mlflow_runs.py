@@ -28,6 +28,7 @@ ID = "hpcdet.id"
 """The tag that makes exports idempotent: of an experiment its id, of a run ``ID/TRIAL``."""
 _STATUS = {
     "COMPLETED": "FINISHED",
+    "STOPPED": "FINISHED",
     "ERROR": "FAILED",
     "CANCELED": "KILLED",
     "RUNNING": "RUNNING",

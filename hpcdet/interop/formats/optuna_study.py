@@ -151,18 +151,13 @@ class _Trials:
 
         row = self.what.row(trial.number)
         match row.state:
-            case "COMPLETED" if trial.standing.state == "stopped" or self._stopped(trial):
+            case "STOPPED":
                 return TrialState.PRUNED
             case "COMPLETED" if values is not None:
                 return TrialState.COMPLETE
             case "COMPLETED" | "ERROR" | "CANCELED":
                 return TrialState.FAIL
         return TrialState.RUNNING if row.start else TrialState.WAITING
-
-    @staticmethod
-    def _stopped(trial: GatheredTrial) -> bool:
-        last = trial.standing.last_end
-        return last is not None and last.reason == "stopped"
 
     def _validations(self, trial: GatheredTrial) -> dict[int, float]:
         found: dict[int, float] = {}

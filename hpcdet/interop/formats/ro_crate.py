@@ -217,8 +217,8 @@ def _checkpoint(what: ExperimentExport, one: CheckpointView) -> Entity:
         "@id": f"urn:hpcdet:{quote(what.id, safe='')}:{one.trial}:{one.name}",
         "@type": "File",
         "name": f"Checkpoint of trial {one.trial} after {one.step} batches",
-        "contentSize": str(one.bytes),
-        "identifier": one.digest,
         "creativeWorkStatus": one.state,
+        **({"contentSize": str(one.bytes)} if one.bytes is not None else {}),
+        **({"identifier": one.digest} if one.digest else {}),
         **({"dateCreated": one.time} if one.time else {}),
     }

@@ -100,7 +100,7 @@ def _write(
     for step, values in _history(points):
         made.log(values, step=step)
     made.summary["hpcdet.state"] = row.state
-    made.finish(exit_code=int(row.state not in ("COMPLETED", "RUNNING", "PENDING", "PAUSED")))
+    made.finish(exit_code=int(row.state in ("ERROR", "CANCELED")))
 
 
 def _history(points: Iterable[series.Row]) -> Iterator[tuple[int, dict[str, Any]]]:
