@@ -20,6 +20,7 @@ from hpcdet.config.policy.policy_file import read_policy
 from hpcdet.jobs import one_shot_job
 from hpcdet.jobs.script import launch
 from hpcdet.policy.codes import PolicyRefused
+from hpcdet.schedulers.common import processes
 from hpcdet.store.folder.layout import ExperimentPaths
 
 
@@ -85,4 +86,4 @@ def _run(
         return answer.code, said
     variables = launch.with_variables(os.environ, wanted.resolved.environment)
     argv = preflight.python(wanted, paths, command, sys.executable)
-    return preflight.ended(argv, variables, None)
+    return processes.ended(argv, variables, None)

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -143,33 +143,11 @@ def _rehearse_here(wanted: SubmitRequest, timeout: float | None) -> None:
         variables = launch.with_variables(os.environ, wanted.resolved.environment)
         with busy("testing the code on one batch"):
             try:
-                code, said = ended(argv, variables, timeout)
+                code, said = processes.ended(argv, variables, timeout)
             except subprocess.TimeoutExpired as error:
                 what = f"the test did not end in {timeout:.0f} s"
                 raise StillPending(what, where=str(wanted.model_dir)) from error
     judge(wanted, code, said)
-
-
-def ended(
-    argv: Sequence[str], variables: Mapping[str, str], timeout: float | None
-) -> tuple[int, str]:
-    """Run a command and return exit code and output; none of its processes outlives this one."""
-    with subprocess.Popen(
-        argv,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        try:
-            said, _ = process.communicate(timeout=timeout)
-        except BaseException:
-            processes.kill_session(process.pid)
-            raise
-    return process.returncode, said
 
 
 def _rehearse_on_a_node(wanted: SubmitRequest, timeout: float) -> None:

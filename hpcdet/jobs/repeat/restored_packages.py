@@ -6,11 +6,9 @@ installed by its pip, with the user's own settings.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import venv
 from collections import Counter
@@ -103,8 +101,11 @@ def _make(place: Path, missing: Sequence[str], linked: Collection[str]) -> None:
         if missing:
             _install(python, missing)
         _link(draft / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}", linked)
-        with contextlib.suppress(OSError):  # another process was faster
+        try:
             draft.rename(place)
+        except OSError:
+            if not place.is_dir():
+                raise  # else another process was faster
     except OSError as error:
         what = f"cannot make an environment: {error.strerror or error}"
         raise Unavailable(what, where=str(place), hint="--env current goes without") from error
@@ -120,21 +121,8 @@ def _install(python: Path, missing: Sequence[str]) -> None:
     """
     argv = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
     quiet = ("--no-input", "--disable-pip-version-check", "--quiet")
-    with subprocess.Popen(
-        [*argv, *quiet, *missing],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        try:
-            said, _ = process.communicate()
-        except BaseException:
-            processes.kill_session(process.pid)
-            raise
-    if process.returncode != 0:
+    code, said = processes.ended([*argv, *quiet, *missing])
+    if code != 0:
         lines = [line for line in said.splitlines() if line.strip()]
         raise IntegrityError(
             f"packages of the run cannot be installed: {', '.join(missing)}",

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -72,3 +73,34 @@ def kill_session(leader: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
+
+
+def ended(
+    argv: Sequence[str], variables: Mapping[str, str] | None = None, timeout: float | None = None
+) -> tuple[int, str]:
+    """Run a command in a session of its own; return its exit code and what it printed.
+
+    None of its processes outlives an exception: an interruption, or the timeout.
+
+    Args:
+        variables: its environment; None: this process's.
+
+    Raises:
+        subprocess.TimeoutExpired: it has not ended after ``timeout`` seconds.
+    """
+    with subprocess.Popen(
+        argv,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=timeout)
+        except BaseException:
+            kill_session(process.pid)
+            raise
+    return process.returncode, said
