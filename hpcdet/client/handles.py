@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hpcdet.client.metric_series import Metrics
 from hpcdet.client.run_verb import run
 from hpcdet.errors import StillPending, UsageError
+from hpcdet.read.capsule.factors import FactorView
+from hpcdet.read.capsule.training_outcome import RepeatedCheckpointView, RepeatedView
 from hpcdet.read.experiment import changes, states
 from hpcdet.read.experiment.changes import NoteView
 from hpcdet.read.experiment.gather import Gathered, Memory, gather
@@ -222,6 +225,46 @@ class Experiment:
     def note(self, text: str) -> None:
         """Append a note, with its author and time."""
         run("note", self.path, text)
+
+    def reproduce(
+        self,
+        trial: int = 0,
+        *,
+        model_dir: str | Path | None = None,
+        set: Mapping[str, Any] = {},
+    ) -> list[FactorView]:
+        """Return each factor of its bits then and now; nothing is trained.
+
+        Args:
+            trial: the one to compare; 0: the whole experiment.
+            model_dir: the code of now, and the config in it; None: where they were.
+            set: values of the config of now, by key.
+
+        Raises:
+            ConfigError: the config of now is wrong.
+        """
+        words = ["--model-dir", str(model_dir)] if model_dir is not None else []
+        for key, value in set.items():
+            words += ["--set", f"{key}={json.dumps(value)}"]
+        return [FactorView(**item) for item in run("reproduce", self._named(trial), *words)]
+
+    def train_again(
+        self, trial: int = 0, *, env: Literal["lock", "current"] = "lock"
+    ) -> RepeatedView:
+        """Train it again from its capsule, beside it; return whether the bits are the same.
+
+        Args:
+            trial: the one to repeat; 0: the only one.
+            env: the recorded packages, or those of this interpreter.
+
+        Raises:
+            IntegrityError: something recorded is gone or has changed.
+            Unsuccessful: the repetition has failed.
+        """
+        words = ("reproduce", self._named(trial), "--run", "--env", env)
+        [item] = run(*words, root=self.path.parent, fine=(0, 1))
+        kept = [RepeatedCheckpointView(**one) for one in item["checkpoints"]]
+        return RepeatedView(**{**item, "checkpoints": kept})
 
     def _named(self, trial: int) -> Path:
         return self._paths.trial(trial).root if trial else self.path

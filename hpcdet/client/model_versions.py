@@ -22,7 +22,7 @@ class ModelVersion(VersionView):
         from hpcdet.registry.registered_models import folder_of
 
         target = Path(path).expanduser().absolute()
-        found = registered_models.version(_registry(), self.id)
+        found = registered_models.version(registry_folder(), self.id)
         root = folder_of(found.model.folder, found.number)
         with registry_place.reachable(target):
             version_files.get(root, found.record.files, found.checkpoint, target)
@@ -45,7 +45,7 @@ class Model:
         Raises:
             NotFound: there is no such model.
         """
-        found = version_views.versions(_registry(), self.name)
+        found = version_views.versions(registry_folder(), self.name)
         for warning in found.warnings:
             warn(warning)
         return [ModelVersion(**vars(row)) for row in found.items]
@@ -61,7 +61,7 @@ class Model:
             NotFound: no version has a value of the metric.
             UsageError: it is not known which values are better.
         """
-        found, _ = version_views.best(_registry(), self.name, metric, smaller_is_better)
+        found, _ = version_views.best(registry_folder(), self.name, metric, smaller_is_better)
         return ModelVersion(**vars(version_views.view(found)))
 
     def add(self, source: str | Experiment | Checkpoint, version: str = "") -> ModelVersion:
@@ -95,13 +95,13 @@ class Model:
         return self._version(f"{self.name}{text if text.startswith('@') else f':{text}'}")
 
     def _version(self, reference: str) -> ModelVersion:
-        found = registered_models.version(_registry(), reference)
+        found = registered_models.version(registry_folder(), reference)
         return ModelVersion(**vars(version_views.view(found)))
 
 
 def models() -> list[Model]:
     """Return the registered models, by name."""
-    return [Model(name) for name in registered_models.names(_registry())]
+    return [Model(name) for name in registered_models.names(registry_folder())]
 
 
 def model(name: str) -> Model:
@@ -113,7 +113,7 @@ def model(name: str) -> Model:
     return Model(model_names.model_name(name))
 
 
-def _registry() -> Path:
+def registry_folder() -> Path:
     """Return the registry: ``$HPCDET_REGISTRY``, the site's, or in the folder of experiments."""
     import os
 

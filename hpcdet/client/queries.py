@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.client.handles import Experiment
+from hpcdet.client.model_versions import ModelVersion, registry_folder
 from hpcdet.client.run_verb import run, warn
 from hpcdet.errors import NotFound, UsageError
-from hpcdet.read.comparison import side_by_side
 from hpcdet.read.comparison.side_by_side import ComparedView
 from hpcdet.read.listing import Filters, listed
 from hpcdet.read.lookup import find
+from hpcdet.registry import compared_versions
 from hpcdet.site_files import roots
 from hpcdet.store.folder.layout import ExperimentPaths
 
@@ -67,16 +68,23 @@ def get(id: str, root: Place = None) -> Experiment:
     return _handle(found.paths)
 
 
-def compare(*ids: str | Experiment, root: Place = None) -> list[ComparedView]:
-    """Return experiments or trials (``ID/3``) side by side: the items of ``hpcdet compare``.
+def compare(*ids: str | Experiment | ModelVersion, root: Place = None) -> list[ComparedView]:
+    """Return experiments, trials (``ID/3``) or registered versions (``model:NAME:3``) side by side.
+
+    The rows are the items of ``hpcdet compare``.
 
     Raises:
         NotFound: one of them is not there.
         UsageError: they are not at least two different ones.
     """
-    names = [str(one.path) if isinstance(one, Experiment) else one for one in ids]
+    names = [
+        str(one.path) if isinstance(one, Experiment) else one if isinstance(one, str) else one.id
+        for one in ids
+    ]
     place = _root(root)
-    rows, warnings = side_by_side.compare([find.reference(name, place) for name in names])
+    rows, warnings = compared_versions.compare(
+        names, lambda name: find.reference(name, place), registry_folder
+    )
     for warning in warnings:
         warn(warning)
     return rows

@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ class HpcdetWarning(UserWarning):
     """A warning that the command line printed."""
 
 
-def run(*words: object, root: Path | None = None) -> list[dict[str, Any]]:
+def run(
+    *words: object, root: Path | None = None, fine: Collection[int] = (0,)
+) -> list[dict[str, Any]]:
     """Run ``hpcdet WORDS -o json`` and return its items.
 
     Args:
         root: folder of experiments (``-C``).
+        fine: exit codes with which the verb has printed its items.
 
     Raises:
         HpcdetError: the verb failed; of the class that belongs to its exit code.
@@ -35,7 +39,7 @@ def run(*words: object, root: Path | None = None) -> list[dict[str, Any]]:
     place = ("-C", str(root)) if root is not None else ()
     argv = [sys.executable, "-Pm", "hpcdet", *place, *map(str, words), "-o", "json"]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
+    if done.returncode not in fine or not done.stdout.startswith("{"):
         raise _error(done.returncode, done.stderr)
     envelope = json.loads(done.stdout)
     for warning in envelope["warnings"]:

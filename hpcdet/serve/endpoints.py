@@ -16,7 +16,6 @@ from starlette.routing import Route
 
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.read import listing
-from hpcdet.read.comparison import side_by_side
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.explanation import findings
 from hpcdet.read.listing import Filters
@@ -25,7 +24,7 @@ from hpcdet.read.usage import usage_table
 from hpcdet.read.views import logs, measured, views
 from hpcdet.read.views.brief import ExperimentView
 from hpcdet.read.views.items import keys
-from hpcdet.registry import version_views
+from hpcdet.registry import compared_versions, version_views
 from hpcdet.serve.answers import answered, envelope
 from hpcdet.serve.query_parameters import LONGEST, Query
 from hpcdet.serve.served_experiments import ServedExperiments
@@ -238,8 +237,9 @@ class Api:
 
     def compare(self, request: Request, query: Query) -> Response:
         """Return items of ``compare``."""
-        found = [self._sources.reference(text) for text in query.words("ids")]
-        rows, warnings = side_by_side.compare(found)
+        rows, warnings = compared_versions.compare(
+            query.words("ids"), self._sources.reference, lambda: self._registry
+        )
         return envelope(request, "compare", rows, warnings)
 
     def models(self, request: Request, query: Query) -> Response:

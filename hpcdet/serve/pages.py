@@ -22,7 +22,6 @@ from starlette.routing import Route
 from hpcdet import shipped, units
 from hpcdet.errors import NotFound
 from hpcdet.read import catalog, listing, report
-from hpcdet.read.comparison import side_by_side
 from hpcdet.read.explanation import findings
 from hpcdet.read.listing import Filters
 from hpcdet.read.lookup import all_experiments
@@ -32,7 +31,7 @@ from hpcdet.read.usage import usage_table
 from hpcdet.read.usage.slot_hours import SlotHoursView
 from hpcdet.read.views import logs, views
 from hpcdet.read.views.items import text
-from hpcdet.registry import version_views
+from hpcdet.registry import compared_versions, version_views
 from hpcdet.serve.answers import answered, etag, unchanged
 from hpcdet.serve.query_parameters import Query
 from hpcdet.serve.served_experiments import ServedExperiments
@@ -124,7 +123,11 @@ class Pages:
                 words=f"{more} older ones are left out; hpcdet ls shows them." if more > 0 else "",
                 nothing="No experiment yet: hpcdet submit makes one.",
             ),
-            _hours(usage_table.table(spent, ("state",)), ("state",)),
+            _hours(
+                usage_table.table(spent, ("state",)),
+                ("state",),
+                f"Of the newest {_SHOWN} experiments; hpcdet usage counts all." if more > 0 else "",
+            ),
         ]
         python = "from hpcdet import client\n\nfor one in client.experiments():\n"
         page = Page("Experiments", parts, "hpcdet ls", f"{python}    print(one.id, one.state)")
@@ -204,8 +207,9 @@ class Pages:
 
     def _compare(self, request: Request) -> Response:
         ids = Query(request, ("ids",)).words("ids")
-        found = [self._sources.reference(id) for id in ids]
-        rows, warnings = side_by_side.compare(found)
+        rows, warnings = compared_versions.compare(
+            ids, self._sources.reference, lambda: self._registry
+        )
         names = list(dict.fromkeys(id for row in rows for id in row.values))
         parts = [
             PagePart(
@@ -315,7 +319,7 @@ def _short(created: str) -> str:
     return created[:16].replace("T", " ")
 
 
-def _hours(rows: Sequence[usage_table.UsageView], by: Sequence[str]) -> PagePart:
+def _hours(rows: Sequence[usage_table.UsageView], by: Sequence[str], words: str = "") -> PagePart:
     kinds = [one.name for one in dataclasses.fields(SlotHoursView)]
     kinds = ["allocated", *(kind for kind in kinds if kind != "allocated")]
     return PagePart(
@@ -330,7 +334,7 @@ def _hours(rows: Sequence[usage_table.UsageView], by: Sequence[str]) -> PagePart
             )
             for row in rows
         ],
-        words="All kinds but queued add up to allocated.",
+        words=" ".join(filter(None, ("All kinds but queued add up to allocated.", words))),
     )
 
 

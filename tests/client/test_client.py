@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from hpcdet import client, errors
+from hpcdet.client.run_verb import run
 from hpcdet.read.views.items import encode
 from tests.builders import Builder, sweep
 from tests.commands import Cli
@@ -127,6 +128,26 @@ def test_verbs_change_what_the_client_reads(cli: Cli, swept: Builder) -> None:
     with pytest.raises(errors.UsageError, match="it is COMPLETED already") as caught:
         one.pause()
     assert caught.value.where == "digits-7f3a"
+
+
+def test_factors_are_those_of_the_verb(cli: Cli, swept: Builder) -> None:
+    one = client.get("digits")
+    found = one.reproduce(trial=1, set={"hyperparameters.hidden": 7})
+    assert plain(found) == printed(
+        cli, "reproduce", "digits-7f3a/1", "--set", "hyperparameters.hidden=7"
+    )
+    [changed] = [row for row in found if row.factor == "hyperparameters"]
+    assert changed.same is False and "hyperparameters.hidden" in changed.names
+    with pytest.raises(errors.IntegrityError, match="no snapshot"):
+        one.train_again(trial=1)
+
+
+def test_an_exit_code_may_be_an_answer(cli: Cli, swept: Builder) -> None:
+    words = ("diff", "digits-7f3a/1", "digits-7f3a/2", "--exit-code")
+    with pytest.warns(client.HpcdetWarning, match="no environment"):
+        assert [item["what"] for item in run(*words, fine=(0, 1))]
+    with pytest.raises(errors.HpcdetError):
+        run(*words)
 
 
 def test_a_report_is_written_where_it_is_wanted(cli: Cli, swept: Builder, tmp_path: Path) -> None:

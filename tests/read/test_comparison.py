@@ -12,13 +12,22 @@ import pytest
 
 from hpcdet.errors import UsageError
 from hpcdet.read.comparison import differences, searched, side_by_side
+from hpcdet.read.comparison.facts import collect
+from hpcdet.read.comparison.side_by_side import ComparedView
+from hpcdet.read.experiment.gather import gather
 from hpcdet.read.lookup.ancestry import ancestry
 from hpcdet.read.lookup.find import Reference
+from hpcdet.read.sections import importance
+from hpcdet.read.views.trials import trials
 from hpcdet.store.folder import records
 from hpcdet.store.fs import files
 from tests.builders import Builder, at, put
 
 PARTS = {"numpy": "2.0", "processor": "EPYC", "threads": "4", "deterministic": "false"}
+
+
+def compared(found: list[Reference]) -> tuple[list[ComparedView], list[str]]:
+    return side_by_side.table([collect(one) for one in dict.fromkeys(found)])
 
 
 def built(
@@ -52,7 +61,7 @@ def built(
 def test_each_kind_of_value_is_beside_the_other(tmp_path: Path) -> None:
     one = built(tmp_path / "digits-0001", text="a = 1\n")
     two = built(tmp_path / "digits-0002", text="a = 2\n", seed="zz", numpy="1.26", max_restarts=9)
-    rows, warnings = side_by_side.compare([one, two])
+    rows, warnings = compared([one, two])
     found = {(row.what, row.name): (*row.values.values(), row.same) for row in rows}
     assert found["metric", "validation_loss"] == (0.5, 0.5, True)
     assert found["metric", "accuracy"] == (0.9, 0.9, True), "at the best report, not the last"
@@ -74,7 +83,7 @@ def test_what_no_attempt_has_recorded_is_that_of_the_submission_and_said(tmp_pat
     one = built(tmp_path / "digits-0001", text="a = 1\n")
     one.paths.fingerprint("f2").unlink()
     two = built(tmp_path / "digits-0002", text="a = 1\n")
-    rows, [warning] = side_by_side.compare([one, two])
+    rows, [warning] = compared([one, two])
     found = {row.name: row.values for row in rows if row.what == "libraries"}
     assert found["torch"] == {"digits-0001": "1", "digits-0002": None}
     assert warning.startswith("digits-0001: no environment of an attempt")
@@ -84,10 +93,10 @@ def test_one_is_no_comparison_and_equal_ids_are_told_apart(tmp_path: Path) -> No
     one = built(tmp_path / "here" / "digits-0001", text="a = 1\n")
     two = built(tmp_path / "there" / "digits-0001", text="a = 1\n")
     with pytest.raises(UsageError, match="two different"):
-        side_by_side.compare([one, one])
-    rows, _ = side_by_side.compare([one, two])
+        compared([one, one])
+    rows, _ = compared([one, two])
     assert set(rows[0].values) == {str(one.paths.root), str(two.paths.root)}
-    rows, _ = side_by_side.compare([one, Reference(one.paths, 1)])
+    rows, _ = compared([one, Reference(one.paths, 1)])
     assert set(rows[0].values) == {"digits-0001", "digits-0001/1"}
 
 
@@ -155,8 +164,14 @@ def search(root: Path, trials: int, **config: Any) -> Builder:
 
 def test_the_hyperparameter_that_decides_is_the_most_important(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    rows, warnings = searched.hyperparameters(search(tmp_path / "digits-0001", 60).paths)
+    built = search(tmp_path / "digits-0001", 60)
+    rows, warnings = searched.hyperparameters(built.paths)
     assert rows[0].name == "matters" and not warnings
+    gathered = gather(built.paths)
+    reported = importance.for_search(gathered, trials(gathered)).rows
+    assert {row.name: (row.importance, row.method) for row in reported} == {
+        row.name: (row.importance, row.method) for row in rows
+    }
     first = rows[0]
     assert first.importance is not None and first.importance > 0.8
     assert first.reliable and first.n == 60 and first.method.startswith("PED-ANOVA")

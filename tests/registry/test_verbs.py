@@ -248,6 +248,23 @@ def test_versions_stand_where_checkpoints_may(cli: Cli, built: Builder, tmp_path
     assert content(tmp_path / "also") == item["digest"]
 
 
+def test_versions_are_compared_with_each_other_and_with_trials(cli: Cli, built: Builder) -> None:
+    one(cli, "add", "digits", "digits-7f3a/1", "20")
+    one(cli, "add", "digits", "digits-7f3a/2", "30", "--version", "1.0.0")
+    sides = ("model:digits:1", "model:digits@^1", "digits-7f3a/2")
+    rows = {(row["what"], row["name"]): row for row in cli("compare", *sides, "-o", "json").items}
+    names = ["model:digits:1", "model:digits:2", "digits-7f3a/2"]
+    hidden = rows["hyperparameters", "hidden"]
+    assert hidden["values"] == dict(zip(names, (32, 33, 33), strict=True)) and not hidden["same"]
+    metric = rows["metric", "validation_loss"]["values"]
+    assert metric == pytest.approx(dict(zip(names, (0.2, 0.4, 0.3), strict=True)))
+    assert rows["metric", "steps"]["values"]["model:digits:1"] == 20
+    shutil.rmtree(built.paths.root)  # versions stand by themselves
+    assert cli("compare", *sides[:2], "--only-different", "-o", "json").items
+    cli("compare", "model:digits:2", "model:digits@1.0.0", code=2)
+    cli("compare", "model:digits:1", "model:digits:7", code=3)
+
+
 def test_a_trial_resumes_from_a_version_of_its_own(cli: Cli, built: Builder) -> None:
     failed = trained(cli.root / "failed-1c2d", end="user_error")
     cli("registry", "add", "digits", "failed-1c2d/1", "10")

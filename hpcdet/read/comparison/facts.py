@@ -43,10 +43,10 @@ class Facts:
     warnings: list[str] = field(default_factory=list)
 
 
-def collect(found: Reference) -> Facts:
-    """Return the facts of an experiment or trial."""
+def collect(found: Reference, name: str = "") -> Facts:
+    """Return the facts of an experiment or trial, under its id or another name."""
     gathered = gather(found.paths)
-    name = str(Reference(found.paths, found.trial))
+    name = name or str(Reference(found.paths, found.trial))
     view = status(gathered)
     best = view.best.trial if view.best else 0
     only = view.trials[0].trial if len(view.trials) == 1 else 0

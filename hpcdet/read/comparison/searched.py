@@ -7,7 +7,6 @@ reached, without rungs by the best value of each that has ended.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from hpcdet.read.comparison.facts import flat
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.sections import importance
-from hpcdet.read.views.trials import TrialStatusView, trials
+from hpcdet.read.views.trials import trials
 from hpcdet.space.domains import Const
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
@@ -53,20 +52,13 @@ def hyperparameters(
 ) -> tuple[list[HyperparameterView], list[str]]:
     """Return the hyperparameters that were searched, the most important one first, and warnings."""
     gathered = gather(source)
-    searcher = gathered.config.searcher
-    rows = {row.trial: row for row in trials(gathered)}
-    values, where = _values(gathered, rows)
-    params = {number: rows[number].hyperparameters for number in values}
-    found = importance.importance(
-        params,
-        values,
-        gathered.config.hyperparameters,
-        searcher.metric,
-        searcher.smaller_is_better,
-    )
+    rows = trials(gathered)
+    values, _ = importance.compared(gathered, rows)
+    found = importance.for_search(gathered, rows)
     shares = {row.name: row.importance for row in found.rows}
-    sign = 1 if searcher.smaller_is_better else -1
+    sign = 1 if gathered.config.searcher.smaller_is_better else -1
     order = sorted(values, key=lambda number: sign * values[number])
+    params = {row.trial: row.hyperparameters for row in rows}
     ranked = [flat(params[number]) for number in order]
     top = ranked[: max(_FEWEST, math.ceil(_BEST * len(ranked)))]
     views = [
@@ -74,7 +66,7 @@ def hyperparameters(
             name=name,
             importance=shares.get(name),
             n=sum(name in one for one in ranked),
-            method=f"{found.method}{where}" if name in shares else "",
+            method=found.method if name in shares else "",
             reliable=name in shares and found.reliable,
             best=ranked[0].get(name),
             low=min(numbers, default=None),
@@ -102,31 +94,3 @@ def _numbers(top: list[dict[str, Any]], name: str) -> list[float]:
     values = [one[name] for one in top if name in one]
     found = [one for one in map(series.number, values) if one is not None]
     return found if len(found) == len(values) else []
-
-
-def _values(
-    gathered: Gathered, rows: Mapping[int, TrialStatusView]
-) -> tuple[dict[int, float], str]:
-    """Return the finite values that are compared, by trial, and the words for their length."""
-    searcher = gathered.config.searcher
-    rungs = sorted(searcher.rungs, key=lambda length: length.value, reverse=True)
-    for rung in rungs:
-        at_rung = {}
-        for trial in gathered.trials:
-            reports = trial.validations(searcher.metric)
-            amount = _finite(next((value for _, at, value in reports if at >= rung.value), None))
-            if amount is not None:
-                at_rung[trial.number] = amount
-        if len(at_rung) >= importance.LEAST or (rung is rungs[-1] and at_rung):
-            return at_rung, f", at {rung}"
-    ended = {number: row.best for number, row in rows.items() if row.state in _ENDED}
-    known = {number: _finite(value) for number, value in ended.items()}
-    return {number: value for number, value in known.items() if value is not None}, ""
-
-
-_ENDED = ("COMPLETED", "STOPPED")
-
-
-def _finite(value: Any) -> float | None:
-    amount = series.number(value)
-    return amount if amount is not None and math.isfinite(amount) else None

@@ -1,4 +1,7 @@
-"""Experiments and trials side by side: a row for each metric, hyperparameter, file and package."""
+"""Experiments, trials and registered versions side by side.
+
+There is a row for each metric, hyperparameter, file and package.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +11,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdet.errors import UsageError
-from hpcdet.read.comparison.facts import WHATS, Facts, What, collect
-from hpcdet.read.lookup.find import Reference
+from hpcdet.read.comparison.facts import WHATS, Facts, What
 
 
 @dataclass(frozen=True)
 class ComparedView:
-    """A value that experiments or trials have, or not, in common."""
+    """A value that experiments, trials or registered versions have, or not, in common."""
 
     what: What
     """What it concerns."""
     name: str
     """Its name: of a metric, a hyperparameter, a file of the code, a package, a key, ..."""
     values: dict[str, Any]
-    """The value of each by its id, ``digits-7f3a`` or ``digits-7f3a/3``; null for none."""
+    """The value of each by its id, ``digits-7f3a``, ``digits-7f3a/3`` or ``model:digits:3``; null
+    for none."""
     same: bool
     """True if all have the same value."""
 
 
-def compare(found: Sequence[Reference]) -> tuple[list[ComparedView], list[str]]:
+def table(found: Sequence[Facts]) -> tuple[list[ComparedView], list[str]]:
     """Return a row for each name that one of them has, and warnings on what is not known.
 
     Of an experiment with several trials, metrics and hyperparameters are those of the best one.
 
     Raises:
-        UsageError: they are not at least two different ones.
+        UsageError: they are not at least two.
     """
-    if len({(one.paths.root, one.trial) for one in found}) < 2:
+    if len(found) < 2:
         hint = "hpcdet compare ID ID..., or trials: hpcdet compare ID/1 ID/3"
         raise UsageError("a comparison needs at least two different ones", hint=hint)
-    sides = _named([collect(one) for one in dict.fromkeys(found)])
+    sides = _named(found)
     rows = []
     for what in WHATS:
         names = dict.fromkeys(name for side in sides.values() for name in side.of[what])

@@ -6,8 +6,9 @@ of the best tenth of the trials with that of all: where both are alike, it did n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpcdet.errors import ConfigError
@@ -121,14 +122,46 @@ def importance(
     return Importances(metric, n, METHOD, n >= RELIABLE, "", rows)
 
 
-def for_search(gathered: Gathered, trials: list[TrialStatusView]) -> Importances:
-    """Return the importance for the searcher's metric, by the best value of each trial."""
+def compared(gathered: Gathered, trials: Sequence[TrialStatusView]) -> tuple[dict[int, float], str]:
+    """Return the values by which trials are compared, and the words for the length they had.
+
+    They are those of the longest rung that enough trials have reached; without rungs, the best
+    value of each trial that has ended. Values that are not finite are left out.
+    """
     searcher = gathered.config.searcher
-    best = {row.trial: number(row.best) for row in trials}
-    return importance(
+    rungs = sorted(searcher.rungs, key=lambda length: length.value, reverse=True)
+    for rung in rungs:
+        at_rung = {}
+        for trial in gathered.trials:
+            reports = trial.validations(searcher.metric)
+            amount = _finite(next((value for _, at, value in reports if at >= rung.value), None))
+            if amount is not None:
+                at_rung[trial.number] = amount
+        if len(at_rung) >= LEAST or (rung is rungs[-1] and at_rung):
+            return at_rung, f", at {rung}"
+    ended = {row.trial: _finite(row.best) for row in trials if row.state in _ENDED}
+    return {trial: value for trial, value in ended.items() if value is not None}, ""
+
+
+_ENDED = ("COMPLETED", "STOPPED")
+
+
+def _finite(value: Any) -> float | None:
+    amount = number(value)
+    return amount if amount is not None and math.isfinite(amount) else None
+
+
+def for_search(gathered: Gathered, trials: Sequence[TrialStatusView]) -> Importances:
+    """Return the importance for the searcher's metric, by the values of ``compared``."""
+    searcher = gathered.config.searcher
+    values, where = compared(gathered, trials)
+    found = importance(
         {row.trial: row.hyperparameters for row in trials},
-        {trial: value for trial, value in best.items() if value is not None and abs(value) < 1e300},
+        values,
         gathered.config.hyperparameters,
         searcher.metric,
         searcher.smaller_is_better,
     )
+    method = f"{found.method}{where}"
+    rows = [replace(row, method=method) for row in found.rows]
+    return replace(found, method=method, rows=rows)
