@@ -22,6 +22,10 @@ import click
 
 from hpcdet.cli.frame.output import VIEWS
 from hpcdet.cli.table_of_verbs import VERBS
+from hpcdet.read.governed.governed_trials import CheckView, GovernanceView
+from hpcdet.read.governed.trained_policies import TrialPolicyChangeView
+from hpcdet.read.report import SCHEMA as REPORT
+from hpcdet.read.sections.whole import ReportView
 from hpcdet.read.views.items import OPTIONAL, ViewPart
 from hpcdet.units import Length
 
@@ -29,6 +33,8 @@ TOP = Path(__file__).resolve().parent.parent
 SCHEMAS = TOP / "hpcdet" / "read" / "schemas"
 PAGE = TOP / "docs" / "reference" / "json.md"
 PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
+LATE = {one.__name__: one for one in (CheckView, GovernanceView, TrialPolicyChangeView)}
+"""Classes that others name without importing them."""
 WORDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false"}
 
 HEAD = """\
@@ -37,7 +43,8 @@ HEAD = """\
 This page is generated (`make schemas`) from the classes in which hpcdet holds what its verbs
 print. It lists the items of `-o json`, `jsonl` and `csv`; `--fields` takes the same keys. Each of
 these verbs has a JSON Schema (draft 2020-12) of its whole output: `schemas/VERB.json` in the
-package `hpcdet.read`. Keys are added over time and never change their meaning.
+package `hpcdet.read`; `schemas/report.json` is that of `report --format json`. Keys are added over
+time and never change their meaning.
 
 Times are ISO 8601 in UTC, "" where there is none; steps are batches, sizes bytes, durations
 seconds. A number that is not finite is the text `"NaN"`, `"Infinity"` or `"-Infinity"`. A key
@@ -80,7 +87,7 @@ def described(view: type) -> dict[str, str]:
 
 def keys(view: type) -> Iterator[tuple[str, Any, str, bool]]:
     """Key, type, description and presence of each field of a view, those of its parts included."""
-    texts, kinds = described(view), typing.get_type_hints(view)
+    texts, kinds = described(view), typing.get_type_hints(view, localns=LATE)
     for field in fields(view):  # type: ignore[arg-type]
         kind, always = kinds[field.name], not field.metadata.keys() & OPTIONAL.keys()
         parts = [one for one in (typing.get_args(kind) or (kind,)) if isinstance(one, type)]
@@ -88,7 +95,14 @@ def keys(view: type) -> Iterator[tuple[str, Any, str, bool]]:
             for key, of, text, there in keys(part):
                 yield key, of, text, there and always
         else:
-            yield field.name.rstrip("_"), kind, texts[field.name], always
+            text = texts[field.name] if field.name in texts else first_line(kind)
+            yield field.name.rstrip("_"), kind, text, always
+
+
+def first_line(kind: type) -> str:
+    """The first line of a class's docstring, which says what a field is that has no text."""
+    assert is_dataclass(kind), kind
+    return (inspect.getdoc(kind) or "").partition("\n")[0]
 
 
 def of(kind: Any, known: dict[str, Any]) -> dict[str, Any]:
@@ -110,6 +124,9 @@ def of(kind: Any, known: dict[str, Any]) -> dict[str, Any]:
             return {"type": names} if len(names) == len(found) else {"anyOf": found}
         case origin if origin is list:
             return {"type": "array", "items": of(args[0], known)}
+        case origin if origin is tuple:
+            items = [of(one, known) for one in args]
+            return {"type": "array", "prefixItems": items, "minItems": len(items), "items": False}
         case origin if origin is dict:
             return {"type": "object", "additionalProperties": of(args[1], known)}
     if kind.__name__ not in known:
@@ -142,6 +159,21 @@ def schema(verb: str, kinds: tuple[type, ...]) -> dict[str, Any]:
         "type": "object",
         "properties": envelope,
         "required": list(envelope),
+        "$defs": dict(sorted(known.items())),
+    }
+
+
+def report_schema() -> dict[str, Any]:
+    """The schema of ``report --format json``, which is no envelope."""
+    known: dict[str, Any] = {}
+    of(ReportView, known)
+    whole = known.pop(ReportView.__name__)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "hpcdet report --format json",
+        **whole,
+        "properties": {"schema": {"const": REPORT}, **whole["properties"]},
+        "required": ["schema", *whole["required"]],
         "$defs": dict(sorted(known.items())),
     }
 
@@ -209,10 +241,10 @@ def page(known: dict[str, tuple[type, ...]]) -> str:
 def generated() -> dict[Path, str]:
     """Every generated file and its text."""
     known = views()
+    made = {verb: schema(verb, kinds) for verb, kinds in known.items()}
     found = {
-        SCHEMAS / f"{verb}.json": json.dumps(schema(verb, kinds), indent=1, ensure_ascii=False)
-        + "\n"
-        for verb, kinds in known.items()
+        SCHEMAS / f"{name}.json": json.dumps(one, indent=1, ensure_ascii=False) + "\n"
+        for name, one in {**made, "report": report_schema()}.items()
     }
     return {**found, PAGE: page(known)}
 

@@ -22,10 +22,12 @@ from hpcdet.read.sections import whole
 from hpcdet.read.sections.extent import ReportExtent
 from hpcdet.read.sections.metric_lines import kept
 from hpcdet.read.sections.redaction import redaction
+from hpcdet.read.usage import costs, usage_table
 from hpcdet.read.usage.spans import epoch, spans, totals
 from hpcdet.read.views import timeline
 from hpcdet.store.fs import files
 from tests.builders import EPOCH, Builder, at, sweep
+from tests.commands import validator
 
 NOW = EPOCH.timestamp() + 1000
 
@@ -345,6 +347,9 @@ def test_json_has_every_section(tmp_path: Path) -> None:
     built = sweep(tmp_path / "digits-7f3a")
     item = json.loads(render(built, report.ReportOptions(format="json")))
     assert item["schema"] == "hpcdet.report/1"
+    schema = validator("report")
+    assert schema is not None
+    schema.validate(item)
     assert list(item["sections"]) == list(whole.NAMES)
     assert item["sections"]["summary"]["answer"]["trial"] == 2
     assert item["sections"]["summary"]["answer"]["margin"] == pytest.approx(0.15)
@@ -355,6 +360,42 @@ def test_json_has_every_section(tmp_path: Path) -> None:
     assert first["points"]["attempt"] == [1, 1, 2, 2, 2]
     assert first["superseded"]["step"] == [150]
     assert first["points"]["slot_hours"] == sorted(first["points"]["slot_hours"])
+
+
+def test_time_is_divided_as_usage_divides_it(tmp_path: Path) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    [use] = usage_table.of_experiment(built.paths, ["user"])
+    shown = whole.report(gather(built.paths), NOW).sections
+    amounts = {one.kind: one.slot_s / 3600 for one in shown.time.shares}
+    for kind, hours in vars(use.slot_hours).items():
+        if kind != "allocated":
+            assert amounts.get(kind, 0) == pytest.approx(hours, abs=1e-6), kind
+    held = [one.share for one in shown.time.shares if one.kind != "queued"]
+    assert sum(share or 0 for share in held) == pytest.approx(1, abs=1e-5)
+    assert shown.numbers.spent.slot_hours == pytest.approx(use.slot_hours.allocated, abs=1e-5)
+    assert amounts["failed"] > 0 and amounts["lost"] > 0
+
+
+def test_the_clock_is_not_in_the_report_of_what_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = sweep(tmp_path / "digits-7f3a", ended=False)
+    built.trial(hidden=128).attempt().metrics("validation", 50, validation_loss=0.5)
+    built.worker(2)
+    options = report.ReportOptions(format="json")
+    before = render(built, options)
+    clock = costs.time.time
+    monkeypatch.setattr(costs.time, "time", lambda: clock() + 7200)
+    assert render(built, options) == before
+
+
+def test_the_report_says_how_to_train_it_again(tmp_path: Path) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    commands = whole.report(gather(built.paths), NOW).sections.reproduce.commands
+    assert [line.partition("  ")[0] for line in commands[-2:]] == [
+        "hpcdet reproduce digits-7f3a/2",
+        "hpcdet reproduce digits-7f3a/2 --run",
+    ]
 
 
 def test_markdown_shows_names_as_they_are(tmp_path: Path) -> None:

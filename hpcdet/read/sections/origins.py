@@ -84,7 +84,7 @@ class ReproduceSection:
     """Everything needed to train it again."""
 
     commands: list[str]
-    """Commands that make it again from what is recorded."""
+    """Commands that made it, that say what has changed since, and that train it again."""
     facts: list[FactView]
     """Facts of the provenance; all of it is in ``provenance.json``."""
     packages: dict[str, str]
@@ -129,12 +129,12 @@ def config(gathered: Gathered, environment: bool = True) -> ConfigSection:
     return ConfigSection(resolved_config.dump(raw).decode(), given, changes.changes(gathered))
 
 
-def reproduce(gathered: Gathered) -> ReproduceSection:
-    """Return the section ``reproduce``."""
+def reproduce(gathered: Gathered, best: int | None) -> ReproduceSection:
+    """Return the section ``reproduce``; ``best``: the trial that its commands are about."""
     known = gathered.provenance
     packages = known.get("packages")
     return ReproduceSection(
-        commands=[*_commands(gathered)],
+        commands=[*_commands(gathered, best)],
         facts=[*_facts(gathered)],
         packages={str(k): str(v) for k, v in packages.items()}
         if isinstance(packages, dict)
@@ -147,13 +147,16 @@ def _words(value: Any) -> str:
     return shlex.join(map(str, value)) if isinstance(value, list) else ""
 
 
-def _commands(gathered: Gathered) -> Iterator[str]:
+def _commands(gathered: Gathered, best: int | None) -> Iterator[str]:
     recorded = git(gathered)
     if recorded.get("commit"):
         yield f"git checkout {recorded['commit']}"
     if submitted := _words(gathered.provenance.get("argv")):
         yield submitted
-    yield f"hpcdet fork {gathered.id}"
+    name = f"{gathered.id}/{best}" if best else gathered.id
+    yield f"hpcdet reproduce {name}        # what has changed since"
+    if best and gathered.config.governance is None:
+        yield f"hpcdet reproduce {name} --run  # the same bits again"
 
 
 def _facts(gathered: Gathered) -> Iterator[FactView]:

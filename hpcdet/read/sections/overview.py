@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,13 @@ from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.sections import origins
 from hpcdet.read.sections.trial_rows import TrialsSection, by_trial
 from hpcdet.read.usage.costs import SpentView
+from hpcdet.read.usage.slot_hours import SlotHoursView
 from hpcdet.read.usage.spans import WELL
 from hpcdet.read.views import describe
 from hpcdet.read.views.checkpoints import CheckpointView
 from hpcdet.read.views.trials import AttemptView
 from hpcdet.read.views.views import StatusView
+from hpcdet.store.cost.budget import HOUR_S
 from hpcdet.store.fs import yaml_bounds
 
 EXPECTED = WELL | {"preempted", "walltime", "canceled", "released", "resized"}
@@ -84,12 +86,10 @@ class NumbersSection:
     """Number of trials."""
     states: dict[str, int]
     """Trials by state."""
-    used_slot_s: float
-    """Slot-seconds of attempts: starting, training, lost."""
-    useful: float | None
-    """Share of these that trained, 0 to 1."""
     spent: SpentView
     """What was spent, and of what budget."""
+    useful: float | None
+    """Share of it that trained, validated or saved what was kept, 0 to 1."""
     waiting_slot_s: float
     """Slot-seconds waited for allocations."""
     attempts: int
@@ -185,19 +185,18 @@ def numbers(
     status: StatusView,
     attempts: Sequence[AttemptView],
     checkpoints: Sequence[CheckpointView],
-    sums: Mapping[str, float],
+    hours: SlotHoursView,
     spent: SpentView,
 ) -> NumbersSection:
     """Return the section ``numbers``."""
-    used = sums["starting"] + sums["training"] + sums["lost"]
+    kept = hours.training + hours.validating + hours.saving
     ends = Counter(row.reason or "running" for row in attempts)
     return NumbersSection(
         trials=len(status.trials),
         states=dict(sorted(Counter(str(row.state) for row in status.trials).items())),
-        used_slot_s=round(used, 3),
-        useful=round(sums["training"] / used, 4) if used else None,
         spent=spent,
-        waiting_slot_s=round(sums["waiting"], 3),
+        useful=round(kept / hours.allocated, 4) if hours.allocated else None,
+        waiting_slot_s=round(hours.queued * HOUR_S, 3),
         attempts=len(attempts),
         ends=dict(sorted(ends.items())),
         failed=sum(n for reason, n in ends.items() if reason not in EXPECTED | {"running"}),

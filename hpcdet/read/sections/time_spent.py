@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -12,22 +12,24 @@ from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.sections.extent import ReportExtent, cut
 from hpcdet.read.usage import efficiency as efficiency_views
 from hpcdet.read.usage.efficiency import EfficiencyView
-from hpcdet.read.usage.spans import KINDS, Span, epoch
+from hpcdet.read.usage.slot_hours import KINDS, SlotHoursView, SlotPiece
+from hpcdet.read.usage.spans import Span, epoch
 from hpcdet.read.views.trials import AttemptView
+from hpcdet.store.cost.budget import HOUR_S
 
 
 @dataclass(frozen=True)
 class ShareView:
-    """A kind of time, over all trials."""
+    """Slot-seconds of one kind, over all trials."""
 
     kind: str
-    """``waiting``, ``paused``, ``starting``, ``training`` or ``lost``."""
+    """The kind, as ``usage`` has it."""
     words: str
     """What it is, for people."""
     slot_s: float
     """Slot-seconds."""
-    share: float
-    """Share of all, 0 to 1."""
+    share: float | None
+    """Share of what was held, 0 to 1; null for ``queued``, which holds nothing."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class SpanView:
     """A period of a trial's life."""
 
     kind: str
-    """Its kind, as in ``time``."""
+    """``waiting``, ``paused``, ``starting``, ``training`` or ``lost``."""
     attempt: int
     """The attempt, or the one that was waited for."""
     start: float
@@ -125,14 +127,18 @@ class EfficiencySection:
 
 
 def time(
-    gathered: Gathered, sums: Mapping[str, float], order: Sequence[int], extent: ReportExtent
+    gathered: Gathered, hours: SlotHoursView, order: Sequence[int], extent: ReportExtent
 ) -> TimeSection:
     """Return the section ``time``."""
-    whole = sum(sums.values())
     shares = [
-        ShareView(kind, KINDS[kind], round(amount, 3), round(amount / whole, 6))
-        for kind, amount in sums.items()
-        if amount
+        ShareView(
+            kind,
+            words,
+            round(amount * HOUR_S, 3),
+            round(amount / hours.allocated, 6) if kind != "queued" else None,
+        )
+        for kind, words in KINDS.items()
+        if (amount := getattr(hours, kind))
     ]
     steps = [
         StepView(
@@ -209,10 +215,15 @@ def timeline(
 
 
 def efficiency(
-    gathered: Gathered, order: Sequence[int], extent: ReportExtent, now: float
+    gathered: Gathered,
+    order: Sequence[int],
+    extent: ReportExtent,
+    now: float,
+    pieces: Sequence[SlotPiece],
 ) -> EfficiencySection:
     """Return the section ``efficiency``, the best trials first."""
     place = {trial: n for n, trial in enumerate(order)}
-    rows = [row for row in efficiency_views.efficiency(gathered, now=now) if row.slot_hours]
+    every = efficiency_views.efficiency(gathered, now=now, pieces=pieces)
+    rows = [row for row in every if row.slot_hours]
     rows.sort(key=lambda row: (place.get(row.trial, len(place)), row.trial))
     return EfficiencySection(*cut(rows, min(extent.rows, 200)))

@@ -12,7 +12,7 @@ from typing import Any
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.experiment.series import number
 from hpcdet.read.sections.extent import ReportExtent, cut
-from hpcdet.read.usage.spans import Span
+from hpcdet.read.usage.slot_hours import SlotPiece
 from hpcdet.read.views import timeline
 from hpcdet.read.views.describe import begun_from
 from hpcdet.read.views.views import StatusView
@@ -130,13 +130,13 @@ def ranking(status: StatusView) -> list[int]:
 
 
 def section(
-    gathered: Gathered, status: StatusView, spans: Sequence[Span], extent: ReportExtent
+    gathered: Gathered, status: StatusView, pieces: Sequence[SlotPiece], extent: ReportExtent
 ) -> TrialsSection:
     """Return the section."""
     used: dict[int, float] = defaultdict(float)
-    for span in spans:
-        if span.kind not in ("waiting", "paused"):
-            used[span.trial] += span.slot_s
+    for piece in pieces:
+        if piece.kind != "queued":
+            used[piece.trial] += piece.slot_s
     own = {row.trial: flat(row.hyperparameters) for row in status.trials}
     names = sorted({name for each in own.values() for name in each})
     columns = {name: [each.get(name) for each in own.values()] for name in names}

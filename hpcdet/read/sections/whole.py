@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -28,8 +29,8 @@ from hpcdet.read.sections.search_story import SearchSection
 from hpcdet.read.sections.time_spent import EfficiencySection, TimelineSection, TimeSection
 from hpcdet.read.sections.trial_rows import TrialsSection
 from hpcdet.read.sections.troubles import FailuresSection, LogsSection
-from hpcdet.read.usage import costs
-from hpcdet.read.usage.spans import epoch, spans, totals
+from hpcdet.read.usage import costs, slot_hours
+from hpcdet.read.usage.spans import epoch, spans
 from hpcdet.read.views import views
 from hpcdet.read.views.checkpoints import CheckpointView
 from hpcdet.read.views.trials import AttemptView
@@ -42,11 +43,15 @@ if TYPE_CHECKING:  # trials without a policy need nothing of it
 METHODS = (
     "Everything here was read from the files of the experiment's folder. Times are those of the "
     "nodes' clocks, in UTC.",
-    "Waiting is the time between the making of a trial, or the end of an attempt, and the next "
-    "claim; paused is that of a trial which had done all that was asked of it. Starting ends with "
-    "the first training step. Training includes validation and saving. Lost is what an "
-    "interrupted or failed attempt did after its last checkpoint.",
-    "A slot is one rank. Slot-hours are slots times hours, of attempts unless it says otherwise.",
+    "A slot is one rank; slot-hours are slots times hours. They are divided as by 'hpcdet usage': "
+    "starting ends with the first training step; validating, saving and waiting at rungs are what "
+    "the ranks recorded; lost and failed are what an interrupted or failed attempt did after its "
+    "last checkpoint; without a trial is what workers held besides. These add up to what was held, "
+    "by the scheduler's accounting where that has spoken. Waiting for an allocation, which holds "
+    "nothing, is the time between the making of a trial, or the end of an attempt, and the next "
+    "claim.",
+    "In the timeline training includes validation, saving and waiting at rungs, lost includes "
+    "failed, and paused is a trial which had done all that was asked of it.",
     "The best value of a trial is the best validation that counts. Where two attempts trained the "
     "same steps, the later one's metrics count; the others are superseded and drawn faintly.",
     "Long curves are reduced to the first, the last, and the extremes of equal stretches. "
@@ -162,9 +167,10 @@ def report(
     status = views.status(gathered)
     attempts = [_at(row, now) for row in views.attempts(gathered)]
     found = spans(gathered, now)
-    sums = totals(found)
+    held = slot_hours.pieces(gathered, costs.until(gathered, now))
+    hours = slot_hours.added(held, -math.inf, math.inf)
     order = trial_rows.ranking(status)
-    rows = trial_rows.section(gathered, status, found, extent)
+    rows = trial_rows.section(gathered, status, held, extent)
     failed = {row.trial for row in status.trials if row.state == "ERROR"}
     with_spans = sorted({span.trial for span in found})
     shown = time_spent.lanes(with_spans, order, failed, extent.lanes)
@@ -178,20 +184,20 @@ def report(
         version=__version__,
         sections=Sections(
             summary=overview.summary(gathered, status, rows, attempts),
-            numbers=overview.numbers(status, attempts, saved, sums, spent),
-            time=time_spent.time(gathered, sums, order, extent),
+            numbers=overview.numbers(status, attempts, saved, hours, spent),
+            time=time_spent.time(gathered, hours, order, extent),
             timeline=time_spent.timeline(gathered, found, attempts, shown, extent),
             trials=rows,
             curves=metric_lines.section(gathered, status, order, extent),
             search=search_story.section(gathered, status, extent),
-            efficiency=time_spent.efficiency(gathered, order, extent, now),
+            efficiency=time_spent.efficiency(gathered, order, extent, now, held),
             checkpoints=_checkpoints(saved, order, extent),
             lineage=origins.lineage(gathered, status),
             config=origins.config(gathered, environment),
             failures=troubles.failures(gathered, attempts),
             logs=troubles.logs(gathered, attempts, rows.best),
             governance=_governance(gathered),
-            reproduce=origins.reproduce(gathered),
+            reproduce=origins.reproduce(gathered, rows.best),
             methods=MethodsSection(list(METHODS)),
         ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,12 +107,16 @@ class EfficiencyView:
 
 
 def efficiency(
-    source: ExperimentPaths | Gathered, trial: int = 0, now: float | None = None
+    source: ExperimentPaths | Gathered,
+    trial: int = 0,
+    now: float | None = None,
+    pieces: Iterable[SlotPiece] | None = None,
 ) -> list[EfficiencyView]:
     """Return requested and used resources of one trial or all.
 
     Args:
         now: epoch seconds at which what goes on is looked at.
+        pieces: what ``slot_hours.pieces`` returns for it, where that is known.
     """
     gathered = gather(source)
     config = changes.effective(gathered)
@@ -120,7 +125,7 @@ def efficiency(
     for span in spans(gathered, now):
         by_trial[span.trial].append(span)
     held: dict[int, list[SlotPiece]] = defaultdict(list)
-    for piece in slot_hours.pieces(gathered, now):
+    for piece in slot_hours.pieces(gathered, now) if pieces is None else pieces:
         held[piece.trial].append(piece)
     state, _ = states.experiment_state(gathered)
     over = state if state in states.ENDED else ""

@@ -16,6 +16,19 @@ from hpcdet.read.usage.spans import Span, epoch, spans
 from hpcdet.store.cost.budget import HOUR_S
 from hpcdet.store.folder.records import NO_FAULT
 
+KINDS = {
+    "queued": "Waiting for an allocation",
+    "starting": "Starting",
+    "training": "Training",
+    "validating": "Validating",
+    "saving": "Saving",
+    "idle": "Waiting at rungs",
+    "lost": "Lost",
+    "failed": "Failed",
+    "overhead": "Without a trial",
+}
+"""Kinds of slot hours, as people read them; all but ``queued`` are held."""
+
 _APART = {"validation": "validating", "checkpoint": "saving", "waiting": "idle"}
 """Phases of steps (``timing.PHASES``) that are kinds of their own."""
 
@@ -81,7 +94,7 @@ def pieces(gathered: Gathered, now: float) -> list[SlotPiece]:
         for span in spans(gathered, now)
         for piece in _span(span, attempts.get((span.trial, span.attempt)))
     ]
-    account = costs.account_of(gathered)
+    account = costs.account_of(gathered, now)
     held = sum(piece.slot_s for piece in found if piece.kind != "queued")
     scale = account.training_slot_s / held if held else 0.0
     rows = [
