@@ -449,6 +449,7 @@ def test_redaction_replaces_each_name_by_one_word(tmp_path: Path) -> None:
         ("git@example.org:ada/x", "git@example.org:user-1/x"),
         ("login1.cluster.example.org:22, login1", "host-1:22, host-1"),
         ("login1.5 ada-2", "host-1.5 ada-2"),
+        ("local-6f-8@login1_12, login10, login1_x", "local-6f-8@host-1_12, login10, login1_x"),
     ],
 )
 def test_no_part_of_a_path_address_or_host_is_left(tmp_path: Path, text: str, shown: str) -> None:
@@ -457,6 +458,16 @@ def test_no_part_of_a_path_address_or_host_is_left(tmp_path: Path, text: str, sh
     built.paths.provenance.write_bytes(files.canonical(record))
     hide = redaction(gather(built.paths), ("user", "host", "path"))
     assert hide({"x": [text]}) == {"x": [shown]}
+
+
+def test_digests_of_code_leave_room_for_the_facts(tmp_path: Path) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    record = json.loads(built.paths.provenance.read_text())
+    record |= {"code": {f"{n}.py": "ab" for n in range(100)}, "host": "login1"}
+    built.paths.provenance.write_bytes(files.canonical(record))
+    shown = whole.report(gather(built.paths), NOW).sections.reproduce.facts
+    facts = {fact.name: fact.value for fact in shown}
+    assert facts["host"] == "login1" and facts["code"] == "100 files"
 
 
 def test_the_engine_is_the_official_one() -> None:

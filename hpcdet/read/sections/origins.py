@@ -20,6 +20,8 @@ from hpcdet.read.views.views import StatusView
 from hpcdet.store.config import data_secrets, resolved_config
 
 _FACTS = 60
+_APART = ("argv", "code", "data", "origins", "packages")
+"""Parts of the provenance that are told otherwise, or in other sections."""
 _LONGEST = 200
 
 
@@ -165,7 +167,9 @@ def _facts(gathered: Gathered) -> Iterator[FactView]:
         yield FactView("command", command)
     for one in _records(known.get("data")):
         yield FactView(f"data {one.get('path')}", f"{one.get('digest')}, {one.get('files')} files")
-    rest = flat({name: item for name, item in known.items() if name not in ("origins", "packages")})
+    if isinstance(code := known.get("code"), dict):
+        yield FactView("code", f"{len(code)} files")
+    rest = flat({name: item for name, item in known.items() if name not in _APART})
     facts = [
         FactView(name, str(item))
         for name, item in sorted(rest.items())

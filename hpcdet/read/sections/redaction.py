@@ -107,7 +107,8 @@ def redaction(gathered: Gathered, kinds: Iterable[str], anonymous: bool = False)
 def _words(words: Mapping[str, str], more: str = "") -> list[Rule]:
     """Return the rule that puts words in the place of names, and of what may follow these."""
     names = "|".join(map(re.escape, sorted(filter(None, words), key=len, reverse=True)))
-    pattern = re.compile(rf"(?<![\w-])({names}){more}(?![\w-])")
+    # the id of a local job ends with its host and task: @host_3
+    pattern = re.compile(rf"(?<![\w-])({names}){more}(?:(?![\w-])|(?=_\d+\b))")
     return [(pattern, lambda found: words[found[1]])] if names else []
 
 
