@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import click
 
 from hpcdet import units
@@ -15,6 +13,7 @@ from hpcdet.cli.observe import follow
 from hpcdet.errors import UsageError
 from hpcdet.read.experiment import gather
 from hpcdet.read.lookup import find
+from hpcdet.read.usage.spans import epoch, spans
 from hpcdet.read.views import views
 from hpcdet.read.views.timeline import EventView
 from hpcdet.store.fs import files
@@ -82,7 +81,7 @@ def events_command(out: Output, id: str, follow_: bool, kind: tuple[str, ...], g
 
 
 def _gantt(gathered: gather.Gathered, trial: int, attempt: int, width: int = 80) -> list[str]:
-    """Draw a line per attempt: ``=`` running, ``c`` a checkpoint, ``.`` its trial waiting.
+    """Draw a line per attempt: ``s`` starting, ``=`` training, ``c`` a checkpoint, ``.`` waiting.
 
     What still runs goes on to the right edge, which is now or the experiment's end.
     """
@@ -95,12 +94,17 @@ def _gantt(gathered: gather.Gathered, trial: int, attempt: int, width: int = 80)
     labels = [f"{row.trial}.{row.attempt}" for row in rows]
     reasons = [row.reason or "running" for row in rows]
     columns = width - max(map(len, labels)) - max(map(len, reasons)) - 4
-    whole = _seconds(first, last)
+    whole = epoch(last) - epoch(first)
 
-    def column(time: str) -> int:
-        share = _seconds(first, min(max(time, first), last)) / (whole or 1)
+    def column(at: float) -> int:
+        share = (min(max(at, epoch(first)), epoch(last)) - epoch(first)) / (whole or 1)
         return min(columns - 1, int(share * columns))
 
+    starting = {
+        (span.trial, span.attempt): span
+        for span in spans(gathered, epoch(now))
+        if span.kind == "starting"
+    }
     saved = [event for event in views.events(gathered, trial) if event.kind == "checkpoint"]
     lines = [f"{text_format.when(first)} to {text_format.when(last)}, {units.duration(whole)}"]
     before: dict[int, str] = {}
@@ -108,18 +112,18 @@ def _gantt(gathered: gather.Gathered, trial: int, attempt: int, width: int = 80)
         cells = [" "] * columns
         end = row.end or now
         waits_since = before.get(row.trial) or row.start
-        for at in range(column(waits_since), column(row.start)):
+        for at in range(column(epoch(waits_since)), column(epoch(row.start))):
             cells[at] = "."
-        for at in range(column(row.start), column(end) + 1):
+        for at in range(column(epoch(row.start)), column(epoch(end)) + 1):
             cells[at] = "="
+        if (span := starting.get((row.trial, row.attempt))) is not None:
+            over = span.end >= epoch(end)  # it never got further
+            for at in range(column(span.start), column(span.end) + over):
+                cells[at] = "s"
         for event in saved:
             if (event.trial, event.attempt) == (row.trial, row.attempt):
-                cells[column(event.time)] = "c"
+                cells[column(epoch(event.time))] = "c"
         before[row.trial] = end
         if not attempt or row.attempt == attempt:
             lines.append(f"{label:>{max(map(len, labels))}} |{''.join(cells)}| {reason}")
-    return [*lines, "= runs   c saves a checkpoint   . its trial waits to go on"]
-
-
-def _seconds(start: str, end: str) -> float:
-    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+    return [*lines, "s starts   = trains   c saves a checkpoint   . its trial waits to go on"]
