@@ -61,7 +61,7 @@ def _operation(address: Address) -> dict[str, Any]:
     inside = re.findall(r"\{(\w+)\}", address.path)
     parameters = [{"name": name, "in": "path", "required": True, "schema": id} for name in inside]
     parameters += [
-        {"name": name, "in": "query", "required": False, "schema": dict(schema)}
+        {"name": name, "in": "query", "required": "minItems" in schema, "schema": dict(schema)}
         for name, schema in address.parameters.items()
     ]
     body = {"application/json": {"schema": _schema(address.verb)}}
