@@ -78,7 +78,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("pause", "control.control", "Save checkpoints, stop, and give the nodes back."),
         Verb("resume", "control.resume_retry", "Go on with what was paused."),
         Verb("retry", "control.resume_retry", "Try failed trials again from their checkpoints."),
-        Verb("set", "control.change", "Change the limits of experiments that run."),
+        Verb("set", "control.change", "Change limits, name, description or project."),
         Verb("hold", "control.control", "Keep waiting jobs from starting."),
         Verb("release", "control.control", "Let jobs start that were held."),
         Verb("tag", "control.control", "Add or remove labels."),

@@ -19,7 +19,7 @@ from hpcdet.read.experiment.changes import NoteView
 from hpcdet.read.experiment.gather import Gathered, Memory, gather
 from hpcdet.read.experiment.series import Axis
 from hpcdet.read.exports import checkpoint_process
-from hpcdet.read.views import logs, measured, views
+from hpcdet.read.views import brief, logs, measured, views
 from hpcdet.read.views.brief import ExperimentView
 from hpcdet.read.views.checkpoints import CheckpointView
 from hpcdet.read.views.logs import LogLine
@@ -121,9 +121,29 @@ class Experiment:
         return changes.labels(self._gather())
 
     @property
+    def name(self) -> str:
+        """What people call it."""
+        return self._gather().config.name
+
+    @property
+    def description(self) -> str:
+        """Its description; "" without one."""
+        return self._gather().config.description
+
+    @property
     def project(self) -> str:
-        """``workspace/project`` of its config; "" without one."""
-        return self.brief().project
+        """``workspace/project``; "" without one."""
+        return brief.project(self._gather())
+
+    @property
+    def user(self) -> str:
+        """Who made it."""
+        return brief.user(self._gather())
+
+    @property
+    def owner(self) -> str:
+        """The user that its folder belongs to."""
+        return brief.owner(self._gather())
 
     @property
     def notes(self) -> list[NoteView]:
@@ -221,6 +241,32 @@ class Experiment:
         flags = [word for label in add for word in ("--add", label)]
         flags += [word for label in remove for word in ("--rm", label)]
         run("tag", self.path, *flags)
+
+    def set(
+        self,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        project: str | None = None,
+        workspace: str | None = None,
+    ) -> None:
+        """Change what people call it, also after its end; "" is no project or workspace.
+
+        Former values stay on record, with their authors and times.
+
+        Raises:
+            ConfigError: a name that no config could have.
+        """
+        given = {
+            "name": name,
+            "description": description,
+            "project": project,
+            "workspace": workspace,
+        }
+        words = [f"{key}={value}" for key, value in given.items() if value is not None]
+        if not words:
+            raise UsageError("nothing to set", where=self.id, hint="set(project='vision')")
+        run("set", self.path, *words)
 
     def note(self, text: str) -> None:
         """Append a note, with its author and time."""

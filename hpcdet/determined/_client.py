@@ -9,7 +9,6 @@ _NO_PROJECTS = "there are no workspaces: `workspace` and `project` are keys of t
 _NO_PACHYDERM = "Pachyderm is not known here"
 _NO_METADATA = "metadata is given with the checkpoint: core.init().checkpoint.store_path(metadata)"
 _CONTROL = "the scheduler looks after the nodes: hpcdet site show"
-_KEPT = "a config is written once: hpcdet note ID TEXT, hpcdet tag ID --add LABEL"
 _MODELS = "hpcdet registry: label, note, archive, rm, ls --where"
 
 _FUNCTIONS = {
@@ -36,7 +35,6 @@ _MEMBERS = {
     },
     "Experiment": {
         "hpcdet rm ID": "delete",
-        _KEPT: "set_description set_name",
         "no TensorBoard files are written but by the code itself": "delete_tensorboard_files",
         "hpcdet move ID FOLDER": "move_to_project",
         _NO_PROJECTS: "project_id workspace_id",

@@ -283,7 +283,7 @@ def _trial(gathered: Gathered, query: Query) -> int:
 
 
 def _words(row: Any) -> str:
-    return " ".join([row.id, row.name, row.user, row.project, *row.labels]).lower()
+    return " ".join([row.id, row.name, row.description, row.user, row.project, *row.labels]).lower()
 
 
 def _pattern(text: str) -> re.Pattern[str]:

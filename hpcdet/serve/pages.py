@@ -116,6 +116,8 @@ class Pages:
                     "Best",
                     "Metric",
                     "Made (UTC)",
+                    "Name",
+                    "Project",
                     "User",
                     "Labels",
                 ),
@@ -311,7 +313,7 @@ def _of_experiment(row: Any) -> Sequence[PageCell]:
         PageCell(row.id, f"/e/{id}"),
         *_cells(row.state, row.why, f"{row.progress:.0%}"),
         best,
-        *_cells(row.metric, _short(row.created), row.user, row.labels),
+        *_cells(row.metric, _short(row.created), row.name, row.project, row.user, row.labels),
     )
 
 

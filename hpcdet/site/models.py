@@ -267,6 +267,10 @@ class Site(Model):
     python: str | None = Field(
         default=None, description="interpreter on the nodes; null: the present one"
     )
+    sendmail: str = Field(
+        default="/usr/sbin/sendmail",
+        description="program that takes a mail on its standard input, as `sendmail -t -i` does",
+    )
     templates: str | None = Field(
         default=None, description="folder of templates that is searched first"
     )

@@ -13,9 +13,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from hpcdet.control.notices import deliver
 from hpcdet.control.turn.controller import Turn
-from hpcdet.control.upkeep import accounting
-from hpcdet.control.upkeep.notify import run_hook
+from hpcdet.control.upkeep import accounting, notify
 from hpcdet.errors import ConfigError
 from hpcdet.site.models import SiteCapabilities
 from hpcdet.site_files.load_site import from_resolved
@@ -101,14 +101,21 @@ def _tell(paths: ExperimentPaths, submission: int, why: str) -> Stuck:
         return Stuck.read(paths.stuck(submission))
 
     left_s = within(START_S)
-    wishes = insist(lambda: overrides.of_submission(paths, submission), left_s).notify
+    resolved = insist(lambda: overrides.of_submission(paths, submission), left_s)
+    wishes = resolved.notify
     # only the process that made the record notifies the user
-    if insist(first, left_s) == record and wishes.command and "stuck" in wishes.on:
+    if insist(first, left_s) != record or not notify.wanted(wishes, "stuck"):
+        return record
+    event, said = f"stuck sentinel {submission}", f"{why}; next: {record.next}"
+    insist(lambda: notify.leave(paths, wishes, event, "stuck", said, resolved.name), left_s)
+    deliver.tend(paths, new=True)
+    if wishes.command:
         try:
-            code = run_hook(paths, wishes.command, "stuck", f"{why}; next: {record.next}")
+            code = notify.run_hook(paths, wishes.command, "stuck", said)
             print(f"hook for stuck: exit {code}")
         except (OSError, ConfigError) as error:
             print(f"hook for stuck failed: {error}")
+    deliver.finish(deliver.LIMIT_S)
     return record
 
 

@@ -248,7 +248,7 @@ def test_scalars_are_those_that_people_mean(tmp_path: Path) -> None:
         ("searcher: {max_trials: 2}", "a single search has one trial"),
         ("searcher: {metric: ''}", "searcher.metric"),
         ("searcher: {stopping_version: 1}", "searcher.stopping_version: rules of version 1"),
-        ("workspace: a", "workspace and project go together"),
+        ("workspace: a", "a workspace groups projects"),
         (
             "searcher: {name: grid}\nhyperparameters: {a: {type: int, minval: 1, maxval: 2}}",
             "count",

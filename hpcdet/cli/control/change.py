@@ -1,4 +1,4 @@
-"""``set``: change the limits of an experiment that runs."""
+"""``set``: change the limits of an experiment that runs, or what people call it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpcdet.read.lookup import find
 from hpcdet.store.folder.layout import ExperimentPaths
 
 
-@click.command("set", short_help="Change the limits of experiments that run.")
+@click.command("set", short_help="Change limits, name, description or project.")
 @click.argument(
     "words", nargs=-1, required=True, metavar="ID... KEY=VALUE...", shell_complete=complete
 )
@@ -37,24 +37,41 @@ def set_command(
     would make it another experiment are refused. With more trials or longer ones, a search that
     is over goes on.
 
+    name, description, project and workspace are plain text, and can be changed after the end, too;
+    an empty project or workspace is none. events --kind command shows every change.
+
     \b
     Examples: hpcdet set digits-7f3a max_concurrent=4
               hpcdet set digits-7f3a --more-trials 16 --longer 40epochs
+              hpcdet set digits-7f3a project=vision description='the baseline of the paper'
     """
     ids = [word for word in words if "=" not in word]
-    wanted = changing.changes([word for word in words if "=" in word])
+    assignments = [word for word in words if "=" in word]
+    about = changing.described(assignments)
+    limits = [word for word in assignments if word.partition("=")[0].strip() not in about]
+    wanted = changing.changes(limits)
     if not ids:
         raise UsageError("no id given", hint="hpcdet ls shows them")
-    if not (wanted or more_trials or longer):
+    if not (about or wanted or more_trials or longer):
         raise UsageError("nothing to set", hint="hpcdet set ID max_concurrent=4")
 
     def act(found: find.Reference) -> str:
         if found.trial:
-            raise UsageError("limits apply to a whole experiment, not to a trial", where=str(found))
+            what = "limits and names apply to a whole experiment, not to a trial"
+            raise UsageError(what, where=str(found), hint=f"hpcdet set {found.paths.id} ...")
+        parts = [limit(found.paths)] if wanted or more_trials or longer else []
+        if about:  # last: what is refused above changes nothing
+            said = " ".join(changes.assigned(about))
+            if not dry_run:
+                number = commands.describe(found.paths, about)
+            parts.append(f"would set {said}" if dry_run else f"set (command {number}): {said}")
+        return "; ".join(parts)
+
+    def limit(paths: ExperimentPaths) -> str:
         number = 0
         while not number:
-            follows = commands.following(found.paths) if more_trials else 0
-            gathered = gather.gather(found.paths)
+            follows = commands.following(paths) if more_trials else 0
+            gathered = gather.gather(paths)
             further = extending.wanted(gathered, more_trials, longer)
             changed = {**wanted, **further}
             extending.possible(gathered, changed)
@@ -63,11 +80,11 @@ def set_command(
             said = " ".join(changes.assigned(changed))
             if dry_run:
                 return f"would set {said}"
-            number = commands.ask(found.paths, "set", reopen=goes_on, number=follows, **changed)
+            number = commands.ask(paths, "set", reopen=goes_on, number=follows, **changed)
         if goes_on and gathered.closed is not None:
-            turn_until_somebody_works(found.paths)
+            turn_until_somebody_works(paths)
         else:
-            _turn(found.paths)
+            _turn(paths)
         return f"asked (command {number}): {said}"
 
     each(out, "set", ids, act, dry_run)

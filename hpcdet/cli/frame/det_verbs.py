@@ -11,7 +11,7 @@ from collections.abc import Sequence
 _NO_SERVER = "there is no server to ask"
 _NO_USERS = "users are those of the cluster: there is no server that has others"
 _NODES = "the scheduler looks after the nodes: its own commands show them"
-_NO_PROJECTS = "there are no workspaces or projects: a root folder each (HPCDET_ROOT), and labels"
+_NO_PROJECTS = "words of a config: hpcdet set ID project=NAME, hpcdet ls --project NAME"
 _TEMPLATES = "a template is a file: hpcdet submit CONFIG --template FILE"
 _MODELS = {
     "*": "hpcdet registry ls",
@@ -69,8 +69,8 @@ NOUNS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
             "set log-retention": "logs stay as long as the experiment's folder",
             "set priority": _PRIORITY,
             "set weight": _PRIORITY,
-            "set name": "an experiment keeps its id: hpcdet tag ID --add LABEL",
-            "set description": "hpcdet tag ID --add LABEL",
+            "set name": "hpcdet set ID name=TEXT",
+            "set description": "hpcdet set ID description=TEXT",
             "wait": "hpcdet wait ID",
         },
     ),

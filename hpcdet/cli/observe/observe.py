@@ -82,6 +82,8 @@ LS = (
     Column("NAME", "name", wide=True),
     Column("CREATED", text_format.time_of("created"), cut=False, wide=True),
     Column("USER", "user", wide=True),
+    Column("OWNER", "owner", wide=True),
+    Column("DESCRIPTION", "description", wide=True),
     Column("PATH", "path", wide=True),
 )
 

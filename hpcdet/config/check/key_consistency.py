@@ -17,6 +17,7 @@ from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import Space
 from hpcdet.store.config.bounded_patterns import expression
 from hpcdet.store.config.data_secrets import is_secret
+from hpcdet.store.config.notify_keys import is_address
 from hpcdet.store.config.placement import Fsdp2
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.config.searcher_keys import COPYING, HALVING, MODELLED, WHOLE, Searcher, Step
@@ -40,9 +41,16 @@ def errors(config: Resolved) -> Iterator[Problem]:
     yield from search_space.problems(config)
     yield from _data(config.data, "data")
     yield from staged_paths.errors(config.data.get("stage"))
-    if (config.workspace is None) != (config.project is None):
-        missing = "project" if config.project is None else "workspace"
-        yield Problem(missing, "workspace and project go together", f"add {missing}")
+    yield from _recipients(config)
+    if config.workspace is not None and config.project is None:
+        yield Problem("project", "a workspace groups projects", "add project")
+
+
+def _recipients(config: Resolved) -> Iterator[Problem]:
+    for address in config.notify.recipients:
+        if not is_address(address):
+            what = f"{address!r} is no address"
+            yield Problem("notify.email", what, "notify: {email: name@example.org}")
 
 
 def _log_policies(config: Resolved) -> Iterator[Problem]:

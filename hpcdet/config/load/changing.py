@@ -11,11 +11,14 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from hpcdet.config.check import key_consistency, problems
 from hpcdet.config.check.section_models import completed
+from hpcdet.config.load import secret_references
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.store.config import overrides
+from hpcdet.store.config.notify_keys import is_address
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.fs.yaml12 import scalar
 
+_REFERENCES = ("notify.webhook.url", "notify.webhook.secret")
 _USERS = ("hyperparameters", "data", "environment")  # whose own keys no model lists
 
 
@@ -38,6 +41,25 @@ def changes(assignments: Sequence[str]) -> dict[str, Any]:
         except (yaml.YAMLError, ValueError) as error:
             raise UsageError(f"{text!r} is not YAML: {error}", where=f"--set {name}") from error
         found[overrides.full(name.strip())] = checked(name.strip(), value)
+    return found
+
+
+def described(assignments: Sequence[str]) -> dict[str, str | None]:
+    """Return what assignments say of the keys ``overrides.ABOUT``, whose values are plain text.
+
+    An empty text removes a project or workspace. Other assignments are left aside.
+
+    Raises:
+        ConfigError: a name that no config could have.
+    """
+    found: dict[str, str | None] = {}
+    for assignment in assignments:
+        key, _, text = assignment.partition("=")
+        if (key := key.strip()) in overrides.ABOUT:
+            empty = not text and key in ("project", "workspace")
+            found[key] = None if empty else _valid(key, text)
+            if key == "name" and not text.strip():
+                raise ConfigError("the name is empty", where=key, hint="hpcdet set ID name=TEXT")
     return found
 
 
@@ -109,6 +131,19 @@ def checked(key: str, value: Any) -> Any:
             where=key,
             hint=f"submit anew; these can be changed: {', '.join(free)}",
         )
+    if key in _REFERENCES and value is not None and not secret_references.is_reference(value):
+        hint = f"hpcdet set ID {key}='{{env: NAME}}', or {{file: PATH}} of mode 0600"
+        raise ConfigError("expected a reference, not the secret itself", where=key, hint=hint)
+    if key == "notify.email":
+        given = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+        for one in given:
+            if isinstance(one, str) and not is_address(one):
+                raise ConfigError(f"{one!r} is no address", where=key, hint="name@example.org")
+    return _valid(key, value)
+
+
+def _valid(key: str, value: Any) -> Any:
+    """Return the value of a key as ``experiment.yaml`` would hold it. Raises ConfigError."""
     above, _, name = key.rpartition(".")
     model = problems.model_at(above)
     assert model is not None, key

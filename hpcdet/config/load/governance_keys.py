@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpcdet.config.check.problems import Problem
+from hpcdet.config.load.secret_references import is_reference
 from hpcdet.store.config.resolved_config import GOVERNANCE_KEYS
 
-_FORMS = ("env", "file")
 _SECTION = "governance"
 _OWN = ("digest", "commitment", "signer")
 """Written at submission."""
@@ -28,7 +28,7 @@ def problems(values: dict[str, Any]) -> Iterator[Problem]:
             given, key = section.get(name), f"{_SECTION}.{name}"
             if given == {"stored": key}:
                 section.pop(name)
-            elif given is not None and not _is_reference(given):
+            elif given is not None and not is_reference(given):
                 section.pop(name)
                 hint = "{file: PATH} or {env: NAME}; leave it out, and one is drawn"
                 yield Problem(key, "expected a reference, not the key itself", hint)
@@ -37,12 +37,3 @@ def problems(values: dict[str, Any]) -> Iterator[Problem]:
     for name in GOVERNANCE_KEYS:
         if isinstance(kept, dict) and (key := f"{_SECTION}.{name}") in kept:
             yield Problem(f"data.secrets.{key}", "the name is hpcdet's own", "take another name")
-
-
-def _is_reference(given: Any) -> bool:
-    return (
-        isinstance(given, dict)
-        and len(given) == 1
-        and next(iter(given)) in _FORMS
-        and isinstance(next(iter(given.values())), str)
-    )

@@ -53,7 +53,8 @@ class LoadedConfig:
         origins: dotted key to where its value comes from: ``FILE:LINE``, ``--set KEY``,
             ``site NAME``, ``default``, ``derived``, ``generated``.
         warnings: for people; each names its key.
-        secrets: literal ``data.secrets`` by name. Keep them out of everything else.
+        secrets: literal ``data.secrets`` by name, those of ``notify.webhook`` by key. Keep them
+            out of everything else.
         policy: the one that ``governance.policy`` names; None without one.
         registry: the user by whom images are fetched; no record has it.
         images: by the image's name, what it is (``jobs.create.images``).
@@ -143,6 +144,11 @@ def _check(
     literals: dict[str, Any] = {}
     if isinstance(data, dict):
         values["data"], literals, found = secrets.separate(data)
+        wrong += found
+    notify = values.get("notify")
+    if isinstance(notify, dict):
+        values["notify"], hooks, found = secrets.separate_webhook(notify)
+        literals |= hooks
         wrong += found
     wrong += governance.problems(values)
     try:

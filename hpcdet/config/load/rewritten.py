@@ -33,8 +33,10 @@ def config(file: Path, ignored: Container[str] = ()) -> str:
     values = _written(loaded)
     for name in sorted(loaded.secrets):
         variable = "".join(c if c.isalnum() else "_" for c in name).upper()
-        values["data"]["secrets"][name] = {"env": variable}
-        said.append(f"data.secrets.{name}: set {variable} where you submit")
+        key = name if name.startswith("notify.") else f"data.secrets.{name}"
+        place = values["data"]["secrets"] if key != name else values["notify"]["webhook"]
+        place[name.rpartition(".")[2] if key == name else name] = {"env": variable}
+        said.append(f"{key}: set {variable} where you submit")
     head = "".join(f"# {line}\n" for text in said for line in text.splitlines())
     return head + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
 

@@ -1,5 +1,6 @@
 """``data.secrets``: references stay in the config, literals are removed from it.
 
+So is ``notify.webhook``, whose literals are known by their whole keys (``notify.webhook.url``).
 The node resolves ``{env: NAME}`` and ``{file: PATH}`` (``config.data_secrets``). Anything else
 is taken out and goes to a file of its own, mode 0600; ``{stored: NAME}`` takes its place, in copies
 of the file as well.
@@ -16,9 +17,12 @@ import yaml
 
 from hpcdet.config.check.problems import Problem
 from hpcdet.errors import ConfigError
+from hpcdet.store.config import webhook_addresses
+from hpcdet.store.config.notify_keys import WEBHOOK_KEYS
 from hpcdet.store.fs import yaml12
 
 _FORMS = ("env", "file")
+_HOOK = "notify.webhook"
 _REFERENCES = (*_FORMS, "stored")
 _ANCHOR = re.compile(r"(?:!\S*\s+)?(&\S+\s+)")
 _ESCAPE = re.compile(rb"\\[xuU]")
@@ -40,6 +44,48 @@ def separate(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list
     if not isinstance(secrets, dict):
         what = "expected a map of names to secrets"
         return data, {}, [Problem("data.secrets", what, "secrets: {token: {env: API_TOKEN}}")]
+    references, literals, problems = _separated(secrets, "data.secrets", "")
+    taken = [name for name in references if str(name).startswith(f"{_HOOK}.")]
+    problems += [
+        Problem(f"data.secrets.{name}", "the name is hpcdet's own", "take another name")
+        for name in taken
+    ]
+    return {**data, "secrets": references}, literals, problems
+
+
+def separate_webhook(
+    notify: dict[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any], list[Problem]]:
+    """Take the literals out of ``notify``, as ``separate`` does; ``{stored: …}`` is left out."""
+    hook = notify.get("webhook")
+    if hook is None:
+        return notify, {}, []
+    hint = "webhook: {url: {env: HOOK_URL}, secret: {file: ~/.hook-secret}}"
+    if not isinstance(hook, dict):
+        rest = {name: value for name, value in notify.items() if name != "webhook"}
+        return rest, {}, [Problem(_HOOK, "expected a map of url and secret", hint)]
+    secret = {name: hook[name] for name in WEBHOOK_KEYS if hook.get(name) is not None}
+    others = {name: value for name, value in hook.items() if name not in WEBHOOK_KEYS}
+    references, literals, problems = _separated(secret, _HOOK, f"{_HOOK}.")
+    for key in [key for key, value in literals.items() if not isinstance(value, str)]:
+        problems.append(Problem(key, "expected text, or a reference to it", hint))
+    url = literals.get(f"{_HOOK}.url")
+    if isinstance(url, str) and (why := webhook_addresses.refusal(url)):
+        problems.append(Problem(f"{_HOOK}.url", why, "https://HOST/PATH"))
+    if "secret" in references and "url" not in references:
+        problems.append(Problem(_HOOK, "there is a secret, and no url to send to", hint))
+    return {**notify, "webhook": {**others, **references}}, literals, problems
+
+
+def _separated(
+    secrets: dict[str, Any], above: str, stored: str
+) -> tuple[dict[str, Any], dict[str, Any], list[Problem]]:
+    """Return references to secrets, the literals, and what is wrong.
+
+    Args:
+        above: the key that they stand below.
+        stored: what the name of a literal begins with.
+    """
     references: dict[str, Any] = {}
     literals: dict[str, Any] = {}
     problems = []
@@ -47,14 +93,14 @@ def separate(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list
         if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in _FORMS:
             references[name] = value
             if not isinstance(next(iter(value.values())), str):
-                problems.append(Problem(f"data.secrets.{name}", "expected text as the reference"))
+                problems.append(Problem(f"{above}.{name}", "expected text as the reference"))
         elif isinstance(value, dict) and value.keys() == {"stored"}:
             what = "the secret itself is kept in another experiment"
-            problems.append(Problem(f"data.secrets.{name}", what, "{env: NAME} or {file: PATH}"))
+            problems.append(Problem(f"{above}.{name}", what, "{env: NAME} or {file: PATH}"))
         else:
-            references[name] = {"stored": name}
-            literals[name] = value
-    return {**data, "secrets": references}, literals, problems
+            references[name] = {"stored": f"{stored}{name}"}
+            literals[f"{stored}{name}"] = value
+    return references, literals, problems
 
 
 def redacted(contents: bytes) -> bytes:
@@ -89,18 +135,29 @@ def holds(contents: bytes) -> bool:
 
 
 def _secrets(contents: bytes) -> Iterator[tuple[str, yaml.Node]]:
-    """Yield name and value of each of ``data.secrets`` in data that may be a config."""
-    named = (b"secrets" in contents and b"data" in contents) or _ESCAPE.search(contents)
+    """Yield name and value of each secret in data that may be a config."""
+    words = ((b"data", b"secrets"), (b"notify", b"webhook"))
+    named = any(one in contents and two in contents for one, two in words)
+    named = named or _ESCAPE.search(contents) is not None
     if len(contents) > yaml12.LARGEST or not named:
         return
     try:
-        nodes = [yaml12.node(contents.decode().removeprefix(_MARK))]
+        root = yaml12.node(contents.decode().removeprefix(_MARK))
     except (UnicodeDecodeError, ConfigError):
         return
-    for key in ("data", "secrets"):
-        nodes = [value for node in nodes for name, value in _pairs(node) if name == key]
-    for node in nodes:
+    for node in _below(root, "data", "secrets"):
         yield from _pairs(node)
+    for node in _below(root, "notify", "webhook"):
+        yield from ((f"{_HOOK}.{name}", value) for name, value in _pairs(node))
+        if isinstance(node, yaml.ScalarNode) and node.tag != "tag:yaml.org,2002:null":
+            yield _HOOK, node
+
+
+def _below(root: yaml.Node, *keys: str) -> list[yaml.Node]:
+    nodes = [root]
+    for key in keys:
+        nodes = [value for node in nodes for name, value in _pairs(node) if name == key]
+    return nodes
 
 
 def _pairs(node: yaml.Node, above: tuple[yaml.Node, ...] = ()) -> Iterator[tuple[str, yaml.Node]]:
@@ -114,6 +171,16 @@ def _pairs(node: yaml.Node, above: tuple[yaml.Node, ...] = ()) -> Iterator[tuple
                 yield from _pairs(other, (*above, node))
         else:
             yield str(name.value), value
+
+
+def is_reference(value: object) -> bool:
+    """True for ``{env: NAME}`` and ``{file: PATH}``."""
+    return (
+        isinstance(value, dict)
+        and len(value) == 1
+        and next(iter(value)) in _FORMS
+        and isinstance(next(iter(value.values())), str)
+    )
 
 
 def _is_reference(node: yaml.Node) -> bool:

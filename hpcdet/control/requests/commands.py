@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+from collections.abc import Mapping
 from typing import Any
 
 from hpcdet.errors import UsageError
@@ -12,9 +13,9 @@ from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, Command, Reopened, Verb
 from hpcdet.store.fs import files, packed
 
-__all__ = ["Verb", "ask", "following"]
+__all__ = ["Verb", "ask", "describe", "following"]
 
-_ALSO_AFTERWARDS: tuple[Verb, ...] = ("tag", "note")
+_ALSO_AFTERWARDS: tuple[Verb, ...] = ("tag", "note", "describe")
 """Verbs that an experiment takes after its end, which stay without effect on it."""
 
 
@@ -42,8 +43,8 @@ def ask(
         arguments: of ``tag``, ``note``, ``set``, ``after``, ``follow``, and the ``reason`` of any.
 
     Raises:
-        UsageError: the experiment is over; only labels, notes and what reopens it are left
-            to do then.
+        UsageError: the experiment is over; only labels, notes, descriptions and
+            what reopens it are left to do then.
             Or it is a copy of another one (``store.folder.home``).
     """
     home.refuse_copy(paths)
@@ -65,6 +66,12 @@ def ask(
     if reopens:  # last: a holder that found it open without the command would close it again
         Reopened(number, command.user, command.at).write_once(reopening)
     return number
+
+
+def describe(paths: ExperimentPaths, about: Mapping[str, str | None]) -> int:
+    """Change the keys ``overrides.ABOUT`` of an experiment, also after its end; as ``ask``."""
+    arguments: dict[str, Any] = dict(about)
+    return ask(paths, "describe", **arguments)
 
 
 def _reopens(paths: ExperimentPaths, verb: Verb, may: bool) -> bool:

@@ -1,4 +1,4 @@
-"""The user's hook: a command that is run once for each notable event."""
+"""Telling people of an event, once: by the user's hook, a webhook, a mail."""
 
 from __future__ import annotations
 
@@ -10,27 +10,41 @@ from collections.abc import Callable
 
 from hpcdet.control.leader.leader import Holder
 from hpcdet.errors import ConfigError
+from hpcdet.store.config.notify_keys import Notify
+from hpcdet.store.decisions import outbox
 from hpcdet.store.folder import trust
 from hpcdet.store.folder.held_folder import Held, hold
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Occasion
 
 LIMIT_S = 60.0
 
 
-def notify(holder: Holder, event: str, kind: str, why: str) -> None:
-    """Run ``notify.command`` once for an event, if the config wants events of its kind.
+def wanted(wishes: Notify, kind: Occasion) -> bool:
+    """True if the config wants somebody to be told of events of a kind, by whatever means."""
+    return kind in wishes.on and bool(wishes.command or wishes.channels)
+
+
+def notify(holder: Holder, event: str, kind: Occasion, why: str) -> None:
+    """Tell people of an event once, if the config wants events of its kind.
+
+    A notice is left for ``control.notices``, which sends it beside the turn; the hook is run here.
 
     Args:
         event: what happened, unique in the experiment: ``end``, ``failure 3``, …
-        kind: ``end``, ``failure`` or ``stuck``.
 
     The command's environment has ``HPCDET_EVENT HPCDET_EXPERIMENT HPCDET_FOLDER HPCDET_WHY``. It
     may take a minute, and its failure does not affect the experiment.
     """
     wishes = holder.resolved.notify
-    if event in holder.decided.notified or not wishes.command or kind not in wishes.on:
+    if event in holder.decided.notified or not wanted(wishes, kind):
         return
+    holder.fence()
+    leave(holder.paths, wishes, event, kind, why, holder.resolved.name)
+    holder.noticed = bool(wishes.channels) or holder.noticed
     holder.record("notify", event=event, why=why)
+    if not wishes.command:
+        return
     holder.fence()
     try:
         code = run_hook(
@@ -45,6 +59,14 @@ def notify(holder: Holder, event: str, kind: str, why: str) -> None:
         holder.actions.append(f"hook for {event} failed: {error}")
         return
     holder.actions.append(f"hook for {event}: exit {code}")
+
+
+def leave(
+    paths: ExperimentPaths, wishes: Notify, event: str, kind: Occasion, why: str, name: str
+) -> None:
+    """Leave a notice to be sent, once, if the config names a channel."""
+    if wishes.channels:
+        outbox.put(paths, event, kind, why, name, wishes.channels)
 
 
 def run_hook(

@@ -50,12 +50,12 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """Its name in the config."""
+        """Its name."""
         return str(self.config["name"])
 
     @property
     def description(self) -> str:
-        """Its description in the config."""
+        """Its description."""
         return str(self.config.get("description") or "")
 
     @property
@@ -115,6 +115,14 @@ class Experiment:
         wanted = set(labels)
         if wanted != self.labels:
             self._experiment.tag(*(wanted - self.labels), remove=self.labels - wanted)
+
+    def set_name(self, name: str) -> None:
+        """Change its name; the id stays."""
+        self._experiment.set(name=name)
+
+    def set_description(self, description: str) -> None:
+        """Change its description."""
+        self._experiment.set(description=description)
 
     def set_notes(self, notes: str) -> None:
         """Append a note; earlier ones stay."""

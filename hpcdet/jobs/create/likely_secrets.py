@@ -33,9 +33,9 @@ _FINDABLE = 8
 _LAYOUT = b" \t\r\n\\\"'#"
 """What indentation, folding, quotes, escapes and comments put between the characters of a text."""
 URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
-_ASSIGNMENT = re.compile(r"((?:--set=)?\s*(?:data|environment)\b[\w.-]*\s*=)(.*)", re.DOTALL)
-"""A word that sets values where secrets may stand: ``data``, ``environment``, or below one."""
-_SECTIONS = {"secrets", "registry_auth"}
+_ASSIGNMENT = re.compile(r"((?:--set=)?\s*(?:data|environment|notify)\b[\w.-]*\s*=)(.*)", re.DOTALL)
+"""A word that sets values where secrets may stand: a section that may hold some, or below one."""
+_SECTIONS = {"secrets", "registry_auth", "webhook"}
 
 
 def found(data: bytes) -> str:
@@ -81,10 +81,15 @@ def refuse_literal(contents: bytes, literal: Mapping[str, Any], where: str) -> N
     for name, value in literal.items():
         if any(form in plain for text in _texts(value) for form in _forms(text)):
             raise ConfigError(
-                f"the config contains the secret data.secrets.{name} in another place as well",
+                f"the config contains the secret {_key(name)} in another place as well",
                 where=where,
                 hint="remove it there, or give the secret as {env: NAME} or {file: PATH}",
             )
+
+
+def _key(name: str) -> str:
+    """Return the key of a literal secret of that name."""
+    return name if name.startswith(("governance.", "notify.")) else f"data.secrets.{name}"
 
 
 def _forms(text: str) -> set[bytes]:

@@ -133,7 +133,11 @@ def _config(
     if not known or not known[-1].is_file():
         where = str(known[-1]) if known else "its config"
         notes.append(f"{where} is not there: the recorded config stands for it")
-        raw = {name: value for name, value in capsule.config.raw.items() if name != "governance"}
+        raw = {
+            name: value
+            for name, value in capsule.config.raw.items()
+            if name not in ("governance", "notify")
+        }
         raw["data"] = {n: v for n, v in raw.get("data", {}).items() if n != "secrets"}
         if _is_anothers(capsule):  # whose interpreter is not asked what it has: that runs it
             own = raw.get("environment", {}).items()

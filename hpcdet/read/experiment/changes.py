@@ -53,13 +53,16 @@ def changes(gathered: Gathered, *, pending: bool = True) -> list[Change]:
     heard = {line["seq"]: line for line in gathered.decisions if line["kind"] == "command"}
     found: dict[str, Change] = {}
     for seq, command in gathered.commands:
+        for key, words in overrides.about(command.verb, command.arguments).items():
+            was, by = _at(gathered.submitted.raw, key), f"command {seq}"
+            found[key] = Change(key, words, was, by, command.user, command.at, pending=False)
         line = heard.get(seq)
         left_out = not pending if line is None else bool(line.get("refused"))
         if left_out:
             continue
         arguments = line.get("arguments", {}) if line is not None else command.arguments
         for key, value in overrides.asked(command.verb, arguments).items():
-            was, by = _at(gathered.config.raw, key), f"command {seq}"
+            was, by = _at(gathered.submitted.raw, key), f"command {seq}"
             found[key] = Change(key, value, was, by, command.user, command.at, line is None)
     return [found[key] for key in sorted(found)]
 

@@ -17,6 +17,7 @@ from hpcdet.read.experiment.journals import Journals
 from hpcdet.read.experiment.kept import Kept, recall
 from hpcdet.read.experiment.lines import ATTEMPT, sound
 from hpcdet.read.experiment.summary import PASSING, AttemptJournal, JournalPosition
+from hpcdet.store.config import overrides
 from hpcdet.store.config import resolved_config as config
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
@@ -243,8 +244,17 @@ class Gathered:
         return self.paths.id
 
     @cached_property
-    def config(self) -> config.Resolved:
+    def submitted(self) -> config.Resolved:
+        """The config as it was submitted."""
         return config.load(self.paths.config)
+
+    @cached_property
+    def config(self) -> config.Resolved:
+        """The config with the name, description, project and workspace that it has by now."""
+        words: dict[str, Any] = {}
+        for _, command in self.commands:
+            words |= overrides.about(command.verb, command.arguments)
+        return overrides.lay(self.submitted, words)
 
     @cached_property
     def provenance(self) -> dict[str, Any]:

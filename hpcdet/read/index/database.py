@@ -24,7 +24,7 @@ from typing import Any
 from hpcdet.errors import IntegrityError, NotFound
 from hpcdet.read.index import tables
 from hpcdet.read.index.updating import bring_up_to_date
-from hpcdet.store.folder import home, private_folders
+from hpcdet.store.folder import home, private_folders, trust
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 
@@ -50,7 +50,7 @@ def update(paths: ExperimentPaths) -> Path:
         except sqlite3.DatabaseError:  # damaged by whatever: it is derived
             _remove(file)
             bring_up_to_date(file, paths)
-        if _version(file) != _version(paths.index) and os.access(paths.root, os.W_OK):
+        if _version(file) != _version(paths.index) and _may_write(paths):
             files.replace(paths.index, _pieces(file))
         return place(paths)
 
@@ -60,16 +60,25 @@ def rebuild(paths: ExperimentPaths) -> Path:
     with _working_copy(paths) as file:
         _remove(file)
         bring_up_to_date(file, paths, afresh=True)
+        if not trust.is_own(paths.root):
+            return place(paths)
         files.replace(paths.index, _pieces(file))
     return paths.index
 
 
 def place(paths: ExperimentPaths) -> Path:
-    """Return the path of the index: in the experiment, or on this host if that is read-only."""
-    if os.access(paths.root, os.W_OK):
+    """Return the path of the index: in the experiment, or on this host if it stays as it is.
+
+    It does where it cannot be written, or belongs to another user.
+    """
+    if _may_write(paths):
         return paths.index
     here = _local(paths)
     return here if here.is_file() or not paths.index.is_file() else paths.index
+
+
+def _may_write(paths: ExperimentPaths) -> bool:
+    return trust.is_own(paths.root) and os.access(paths.root, os.W_OK)
 
 
 def snapshot(paths: ExperimentPaths, to: Path) -> None:

@@ -30,6 +30,7 @@ from hpcdet.read.sections import whole
 from hpcdet.read.sections.extent import ReportExtent
 from hpcdet.read.sections.redaction import redaction
 from hpcdet.read.views.items import encode
+from hpcdet.store.folder import trust
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 
@@ -70,7 +71,8 @@ def write(
     """Write the report of an experiment.
 
     Args:
-        out: where to; ``EXP/report.html`` by default, or ``.json``, ``.md``. An existing file is
+        out: where to; by default ``EXP/report.html``, of another user's experiment
+            ``ID-report.html`` in the current folder; or ``.json``, ``.md``. An existing file is
             replaced.
 
     Returns:
@@ -83,7 +85,9 @@ def write(
     """
     options = options or ReportOptions()
     gathered = gather(source)
-    target = out or gathered.paths.report.with_suffix(f".{options.format}")
+    paths = gathered.paths
+    place = paths.report if trust.is_own(paths.root) else Path(f"{paths.id}-report.html")
+    target = out or place.with_suffix(f".{options.format}")
     if not target.absolute().parent.is_dir():
         raise NotFound("no such folder", where=str(target.parent), hint="make it first: mkdir -p")
     files.replace(target, render(gathered, moment(), options).encode())

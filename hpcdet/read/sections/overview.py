@@ -53,9 +53,11 @@ class SummarySection:
     """The summary: question, answer, people and times."""
 
     question: str
-    """The config's description; "" without one."""
+    """The description; "" without one."""
     answer: AnswerView
     """The best trial."""
+    project: str
+    """``workspace/project``; "" without one."""
     user: str
     """Who made it."""
     created: str
@@ -115,9 +117,10 @@ def summary(
     seed = raw.get("reproducibility", {}).get("experiment_seed")
     closed = gathered.closed
     return SummarySection(
-        question=str(raw.get("description") or ""),
+        question=status.description,
         answer=_answer(status, trials),
-        user=str(known.get("user", "")),
+        project=status.project,
+        user=status.user,
         created=status.created,
         ended=closed.at if closed is not None else "",
         site=_site(gathered),

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.sections.origins import ReproduceSection
 from hpcdet.read.sections.whole import ReportView
+from hpcdet.store.config import overrides
 
 KINDS = ("user", "host", "path", "env")
 _PART = r"[^\s/'\"<>:,;()\[\]{}]"
@@ -30,7 +31,7 @@ class Redaction:
     Attributes:
         rules: what is replaced in texts, and by what, one after the other.
         env: variables of environments are left out.
-        anonymous: name, id, labels and repository are left out.
+        anonymous: name, id, project, labels and repository are left out.
     """
 
     rules: Sequence[Rule] = ()
@@ -96,7 +97,7 @@ def redaction(gathered: Gathered, kinds: Iterable[str], anonymous: bool = False)
     if "user" in asked:
         rules.append((_MAIL, lambda _: "…@…"))
     if anonymous:
-        rules += _words(dict.fromkeys([gathered.id, gathered.config.name], "experiment"))
+        rules += _words(dict.fromkeys(_names(gathered), "experiment"))
     if "user" in asked:
         rules += _words(_numbered("user", _users(gathered)))
     if "host" in asked:
@@ -121,6 +122,13 @@ def _short(host: str) -> str:
     """Return a host's name without its domain; an address as it is."""
     first = host.partition(".")[0]
     return host if first.isdigit() else first
+
+
+def _names(gathered: Gathered) -> list[str]:
+    """Return the id, and every name that the experiment has had."""
+    said = (overrides.about(one.verb, one.arguments) for _, one in gathered.commands)
+    later = [str(words["name"]) for words in said if words.get("name")]
+    return [name for name in (gathered.id, gathered.submitted.name, *later) if name]
 
 
 def _users(gathered: Gathered) -> list[str]:
@@ -151,7 +159,7 @@ def _anonymous(whole: ReportView) -> ReportView:
         whole,
         sections=replace(
             shown,
-            summary=replace(shown.summary, commit="", dirty=None, labels=[]),
+            summary=replace(shown.summary, commit="", dirty=None, project="", labels=[]),
             reproduce=replace(shown.reproduce, facts=facts, commands=commands),
         ),
     )

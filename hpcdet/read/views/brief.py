@@ -9,6 +9,7 @@ from typing import Any
 from hpcdet.read.experiment import changes, standings, states
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.views.trials import TrialStatusView, best_trial, compared, leader, seconds
+from hpcdet.store.folder import trust
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import ExperimentState
 
@@ -20,7 +21,9 @@ class ExperimentView:
     id: str
     """Its id: the name of its folder."""
     name: str
-    """Its name in the config."""
+    """Its name."""
+    description: str
+    """Its description; "" without one."""
     state: ExperimentState
     """Its state."""
     why: str
@@ -43,9 +46,11 @@ class ExperimentView:
     age_s: float = field(compare=False)
     """Seconds since then."""
     project: str
-    """``workspace/project`` of its config; "" without one."""
+    """``workspace/project``; "" without one."""
     user: str
     """Who made it."""
+    owner: str
+    """The user that its folder belongs to."""
     labels: list[str]
     """Its labels."""
     path: str
@@ -63,6 +68,7 @@ def brief(source: ExperimentPaths | Gathered) -> ExperimentView:
     return ExperimentView(
         id=gathered.id,
         name=config.name,
+        description=config.description,
         state=state,
         why=why,
         trials=len(rows),
@@ -73,11 +79,27 @@ def brief(source: ExperimentPaths | Gathered) -> ExperimentView:
         best_trial=best.trial if best else None,
         created=made,
         age_s=age_s(made),
-        project="/".join(filter(None, (config.workspace, config.project))),
-        user=str(gathered.provenance.get("user", "")),
+        project=project(gathered),
+        user=user(gathered),
+        owner=owner(gathered),
         labels=changes.labels(gathered),
         path=str(gathered.paths.root),
     )
+
+
+def project(gathered: Gathered) -> str:
+    """Return the project of an experiment, with its workspace; "" without one."""
+    return "/".join(filter(None, (gathered.config.workspace, gathered.config.project)))
+
+
+def user(gathered: Gathered) -> str:
+    """Return who made an experiment."""
+    return str(gathered.provenance.get("user", ""))
+
+
+def owner(gathered: Gathered) -> str:
+    """Return the user that the folder of an experiment belongs to."""
+    return trust.user(gathered.paths.root.stat().st_uid)
 
 
 def age_s(made: str) -> float:

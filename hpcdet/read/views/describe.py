@@ -11,6 +11,7 @@ from hpcdet.read.usage.costs import SpentView
 from hpcdet.read.views.items import text
 from hpcdet.read.views.trials import TrialStatusView
 from hpcdet.read.views.views import StatusView
+from hpcdet.store.folder.names import slug
 
 _WHY = 240
 """Characters of a message, at most, above a table."""
@@ -29,6 +30,8 @@ def headline(status: StatusView, name: str) -> list[str]:
         name: what stands for the experiment in a command.
     """
     lines = [f"{status.id}  {status.state}  {ended(status)}"]
+    if said := about(status):
+        lines.append(f"  {said}")
     if status.why:
         lines.append(f"  {shortened(status.why)}")
     if status.stuck and "hpcdet " not in status.why:
@@ -40,10 +43,19 @@ def headline(status: StatusView, name: str) -> list[str]:
         lines.append(f"  health {status.health}{age}{why}")
     lines += [f"  {line}" for line in (*_spent(status.spent), *_best(status))]
     lines += [f"  {line}; next: hpcdet explain {name}" for line in _not_finite(status)]
+    lines += [f"  {line}" for line in _unsent(status, name)]
     lines.append(f"  seed {status.seed} (reproducibility.experiment_seed)")
     if same := same_for_all(status.trials):
         lines.append(f"  all trials: {text(same)}")
     return lines
+
+
+def about(status: StatusView) -> str:
+    """Return name, project and description, as far as the id does not say them; "" if it does."""
+    named = status.id.startswith(f"{slug(status.name)}-")
+    parts = ["" if named else status.name, status.project and f"project {status.project}"]
+    head = ", ".join(filter(None, parts))
+    return ": ".join(filter(None, (head, shortened(status.description))))
 
 
 def ended(status: StatusView) -> str:
@@ -111,6 +123,16 @@ def _not_finite(status: StatusView) -> list[str]:
         f"trial {one.trial}: {', '.join(one.names)} not finite since step {one.step}"
         for one in found
     ]
+
+
+def _unsent(status: StatusView, name: str) -> list[str]:
+    """Return a line on notices of which sending has failed."""
+    failed = [one for one in status.unsent if one.tries]
+    if not failed:
+        return []
+    count = f"{len(failed)} notice{'s' if len(failed) > 1 else ''}"
+    after = f"; next: hpcdet searcher run --once {name}" if status.state in ENDED else ""
+    return [f"{count} not sent yet: {failed[-1].channel}: {failed[-1].why}{after}"]
 
 
 def _numbers(trials: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hpcdet.read.experiment import changes
 from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, Line, gather
+from hpcdet.store.config import overrides
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Command, Stuck
 from hpcdet.store.fs import journal
@@ -230,3 +231,4 @@ def _said(command: Command) -> Iterator[str]:
         yield f"what ended by {' or '.join(given['reasons'])}"
     asked = given if command.verb == "set" else given.get("set", {})
     yield from changes.assigned(asked)
+    yield from changes.assigned(overrides.about(command.verb, given))

@@ -15,7 +15,7 @@ from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.experiment.series import metrics
 from hpcdet.read.usage import costs
 from hpcdet.read.usage.costs import AllocationView, SpentView
-from hpcdet.read.views.brief import ExperimentView, brief, created
+from hpcdet.read.views.brief import ExperimentView, brief, created, owner, project, user
 from hpcdet.read.views.checkpoints import CheckpointView, checkpoints, purged
 from hpcdet.read.views.items import OPTIONAL
 from hpcdet.read.views.timeline import events
@@ -34,6 +34,7 @@ from hpcdet.read.views.trials import (
     ranked,
     trials,
 )
+from hpcdet.read.views.unsent import UnsentView, unsent
 from hpcdet.store.folder import home, scratch
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import ExperimentState, Submitted, TrialState
@@ -143,6 +144,14 @@ class StatusView:
     """Size of the checkpoints of paused trials; null without a limit on it."""
     max_paused_bytes: int | None
     """That limit: ``checkpoint_storage.max_paused_bytes``."""
+    description: str
+    """Its description; "" without one."""
+    project: str
+    """``workspace/project``; "" without one."""
+    user: str
+    """Who made it."""
+    owner: str
+    """The user that its folder belongs to."""
     labels: list[str]
     """Its labels."""
     path: str
@@ -151,6 +160,8 @@ class StatusView:
     """Its cost so far."""
     purged: list[str]
     """What a purge of scratch took, for people."""
+    unsent: list[UnsentView]
+    """Notices that wait to be sent (``notify.webhook``, ``notify.email``)."""
     not_finite: list[NotFiniteView]
     """Trials whose newest attempt reported NaN or infinity."""
     trials: list[TrialStatusView]
@@ -276,10 +287,15 @@ def status(source: Source) -> StatusView:
         workers=sum(worker.end is None for worker in gathered.workers),
         paused_bytes=_paused_bytes(gathered, rows),
         max_paused_bytes=gathered.config.checkpoint_storage.max_paused_bytes,
+        description=gathered.config.description,
+        project=project(gathered),
+        user=user(gathered),
+        owner=owner(gathered),
         labels=changes.labels(gathered),
         path=str(gathered.paths.root),
         spent=costs.spent(gathered),
         purged=purged(gathered),
+        unsent=unsent(gathered.paths),
         not_finite=_not_finite(gathered),
         trials=rows,
     )

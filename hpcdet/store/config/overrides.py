@@ -30,7 +30,10 @@ AT_ONCE = (
     "budget.wall_s",
     "max_restarts",
     "notify.command",
+    "notify.email",
     "notify.on",
+    "notify.webhook.secret",
+    "notify.webhook.url",
     "resources.max_slots",
     "searcher.max_concurrent_trials",
     "searcher.max_length",
@@ -62,6 +65,9 @@ LATER = (
     ),
 )
 """Keys of an allocation and what runs in it: a change is felt in those submitted later."""
+
+ABOUT = ("description", "name", "project", "workspace")
+"""Keys that no process of an experiment reads: a change (verb ``describe``) is for its readers."""
 
 MAX_LENGTH, MAX_TRIALS = "searcher.max_length", "searcher.max_trials"
 OF_SEARCH = frozenset({"searcher.max_concurrent_trials", MAX_LENGTH, MAX_TRIALS})
@@ -95,6 +101,17 @@ def asked(verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return a command's changes, dotted key to value, given directly or under ``set``."""
     given = arguments if verb == "set" else arguments.get("set", {})
     return {full(key): value for key, value in given.items() if is_free(key)}
+
+
+def about(verb: str, arguments: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return what a command says anew of the keys ``ABOUT``; {} if it is another one."""
+    given = {key: arguments[key] for key in ABOUT if verb == "describe" and key in arguments}
+    none = ("project", "workspace")
+    return {
+        key: value
+        for key, value in given.items()
+        if isinstance(value, str) or (value is None and key in none)
+    }
 
 
 def lay(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:

@@ -21,6 +21,7 @@ import yaml
 from hpcdet.errors import ConfigError, IntegrityError
 from hpcdet.store.config.image_keys import BindMount
 from hpcdet.store.config.log_policies import LogPolicy
+from hpcdet.store.config.notify_keys import Notify
 from hpcdet.store.config.placement import (
     Distributed,
     Pbs,
@@ -162,16 +163,6 @@ class Environment:
     python: str | None = None
     """The Python interpreter on the nodes; the site's, or the submitting one, if absent. With an
     image that of the image; python3 if absent."""
-
-
-@dataclass(frozen=True)
-class Notify:
-    command: str | list[str] | None = None
-    """A command run on the events below, with HPCDET_EVENT and others in its environment."""
-    on: list[Literal["end", "failure", "stuck"]] = field(
-        default_factory=lambda: ["end", "failure", "stuck"]
-    )
-    """The events."""
 
 
 @dataclass(frozen=True)

@@ -233,6 +233,11 @@ class ExperimentPaths:
         """The workers' nudges to the holder of the lease (``store.decisions.wakeup``)."""
         return self.root / "nudges"
 
+    @property
+    def notices(self) -> Path:
+        """Notices to people, and how far each is sent (``store.decisions.outbox``)."""
+        return self.root / "notices"
+
     def charges(self, number: int) -> Path:
         """The charges of the scheduler's accounting (``cost_records.Charges``), numbered from 1."""
         return self.root / "charges" / f"{number:04d}.json"

@@ -275,8 +275,15 @@ class Submitted(JsonRecord):
 
 
 Verb = Literal[
-    "cancel", "pause", "resume", "retry", "tag", "note", "set", "hold", "release", "after", "follow"
-]
+    "cancel", "pause", "resume", "retry", "tag", "note", "describe", "set", "hold", "release",
+    "after", "follow",
+]  # fmt: skip
+
+
+Occasion = Literal["end", "failure", "stuck"]
+"""What people are told of (``notify.on``)."""
+Channel = Literal["webhook", "email"]
+"""By what a notice of it is sent."""
 
 
 @dataclass(frozen=True)
@@ -295,7 +302,8 @@ class Stuck(JsonRecord):
 class Command(JsonRecord):
     """``commands/0001.json``: a user's command to an experiment or to one of its trials.
 
-    ``trial`` 0 means all. ``after``: begin once ``experiments`` (folders, relative to this one)
+    ``trial`` 0 means all. ``describe``: its arguments are the new values of ``overrides.ABOUT``.
+    ``after``: begin once ``experiments`` (folders, relative to this one)
     and ``jobs`` ended well. ``follow``: of another experiment, whose folder is ``path``, that is
     to be woken at the end of this one.
     """

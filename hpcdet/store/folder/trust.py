@@ -6,6 +6,7 @@ an experiment names (its searcher's program, its hook, its ranks) calls ``refuse
 
 from __future__ import annotations
 
+import functools
 import grp
 import os
 import pwd
@@ -22,6 +23,11 @@ from hpcdet.store.fs import files
 def is_trusted(uid: int) -> bool:
     """True if files of this owner may run: the user, root, or the owner of hpcdet itself."""
     return uid in {0, os.getuid(), Path(__file__).stat().st_uid}
+
+
+def is_own(folder: Path) -> bool:
+    """True for a folder of this user: in another's, reading leaves nothing behind."""
+    return folder.stat().st_uid == os.geteuid()
 
 
 def refuse_writable_by_others(path: Path, what: str) -> None:
@@ -148,6 +154,7 @@ def _private(gid: int, uid: int) -> bool:
     )
 
 
+@functools.cache
 def user(uid: int) -> str:
     """Return the name of a user, for messages."""
     try:
