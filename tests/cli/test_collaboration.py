@@ -52,16 +52,16 @@ def test_a_name_is_changed_after_the_end_and_everywhere(cli: Cli, swept: Builder
 
 
 def test_former_names_stay_on_record_with_author_and_time(cli: Cli, swept: Builder) -> None:
-    client.get("digits").set(name="first", project="a")
-    cli("set", "digits", "name=second", "project=")
-    assert (client.get("digits").name, client.get("digits").project) == ("second", "")
+    client.get("digits").set(name="zebra", project="okapi")
+    cli("set", "digits", "name=gecko", "project=")
+    assert (client.get("digits").name, client.get("digits").project) == ("gecko", "")
     rows = cli("events", "digits", "--kind", "command", "-o", "json").items
-    named = [row for row in rows if "name=" in row["what"]]
-    assert ["first" in named[0]["what"], "second" in named[1]["what"]] == [True, True]
+    named = [row for row in rows if "name=" in row["text"]]
+    assert ["zebra" in named[0]["text"], "gecko" in named[1]["text"]] == [True, True]
     user = trust.user(os.getuid())
-    assert all(row["time"] and user in row["what"] for row in named)
+    assert all(row["time"] and user in row["text"] for row in named)
     page = render(gather(swept.paths), 1e9, ReportOptions(format="json", anonymous=True))
-    assert not any(word in page for word in ("first", "second", "digits"))
+    assert not any(word in page for word in ("zebra", "gecko", "okapi", "digits-7f3a"))
 
 
 def test_a_note_has_its_author_and_time(cli: Cli, swept: Builder) -> None:

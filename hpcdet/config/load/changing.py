@@ -39,7 +39,9 @@ def changes(assignments: Sequence[str]) -> dict[str, Any]:
         try:
             value = scalar(text)
         except (yaml.YAMLError, ValueError) as error:
-            raise UsageError(f"{text!r} is not YAML: {error}", where=f"--set {name}") from error
+            secret = overrides.full(name.strip()) in _REFERENCES
+            what = "the value is not YAML" if secret else f"{text!r} is not YAML: {error}"
+            raise UsageError(what, where=f"--set {name}") from error
         found[overrides.full(name.strip())] = checked(name.strip(), value)
     return found
 

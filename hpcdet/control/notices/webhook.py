@@ -76,10 +76,10 @@ def post(url: str, secret: str | None, notice: Notice, experiment: str) -> None:
         raise NotSent("its certificate is not trusted, or it speaks no TLS") from None
     except socket.gaierror:
         raise NotSent("its host is not known here") from None
-    except OSError as error:
-        raise NotSent(error.strerror or type(error).__name__) from None
     except (http.client.HTTPException, ValueError) as error:
         raise NotSent(f"it does not answer as HTTP ({type(error).__name__})") from None
+    except OSError as error:
+        raise NotSent(error.strerror or type(error).__name__) from None
     if 300 <= status < 400:
         raise NotSent(f"HTTP {status}: redirects are not followed")
     if not 200 <= status < 300:
