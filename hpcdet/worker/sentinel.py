@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hpcdet.control.notices import deliver
+from hpcdet.control.notices import sender_process
 from hpcdet.control.turn.controller import Turn
 from hpcdet.control.upkeep import accounting, notify
 from hpcdet.errors import ConfigError
@@ -108,14 +108,14 @@ def _tell(paths: ExperimentPaths, submission: int, why: str) -> Stuck:
         return record
     event, said = f"stuck sentinel {submission}", f"{why}; next: {record.next}"
     insist(lambda: notify.leave(paths, wishes, event, "stuck", said, resolved.name), left_s)
-    deliver.tend(paths, new=True)
+    sender_process.tend(paths, new=True)
     if wishes.command:
         try:
             code = notify.run_hook(paths, wishes.command, "stuck", said)
             print(f"hook for stuck: exit {code}")
         except (OSError, ConfigError) as error:
             print(f"hook for stuck failed: {error}")
-    deliver.finish(deliver.LIMIT_S)
+    sender_process.finish(60.0)
     return record
 
 

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from hpcdet import client, errors
@@ -171,3 +172,26 @@ def test_reading_writes_nothing_in_another_users_root(
         assert code == 0, f"hpcdet {verb}: {said}"
     for place in (tmp_path, home):
         assert (place / "digits-7f3a-report.html").is_file()
+
+
+def test_nothing_is_asked_of_another_users_experiment(cli: Cli, theirs: Path) -> None:
+    before = tree(theirs)
+    for verb in ("tag --add x", "note hello", "set name=x", "set max_concurrent=1", "cancel"):
+        name, *words = verb.split()
+        said = cli(name, theirs / "other-0001", *words, "-C", theirs, code=4)
+        assert f"the experiment belongs to {trust.user(ADA)}" in said.err
+        assert "use a copy of your own" in said.err
+        assert tree(theirs) == before
+
+
+def test_keys_of_set_are_completed(cli: Cli, swept: Builder) -> None:
+    command = main.cli.get_command(click.Context(main.cli), "set")
+    assert command is not None
+    [words] = [one for one in command.params if isinstance(one, click.Argument)]
+    found = words.shell_complete(click.Context(command), "")
+    assert {"digits-7f3a", "name=", "project=", "budget.slot_hours="} <= {
+        one.value for one in found
+    }
+    assert [one.value for one in words.shell_complete(click.Context(command), "des")] == [
+        "description="
+    ]

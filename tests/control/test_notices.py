@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control.notices import deliver, mail, webhook
+from hpcdet.control.notices import deliver, mail, sender_process, webhook
 from hpcdet.control.notices.not_sent import NotSent
 from hpcdet.control.turn.controller import advance
 from hpcdet.control.upkeep import notify
@@ -470,9 +470,9 @@ def world_of(tmp_path: Path, **wishes: Any) -> World:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every sender is started when it is asked for, and has ended with the test."""
-    monkeypatch.setattr(deliver, "_next", {})
+    monkeypatch.setattr(sender_process, "_next", {})
     yield
-    deliver.finish(60)
+    sender_process.finish(60)
 
 
 def test_the_hook_the_webhook_and_mails_hear_the_same(
@@ -484,7 +484,7 @@ def test_the_hook_the_webhook_and_mails_hear_the_same(
     play.fail(play.claim(worker))
     advance(world.paths, holder)
     advance(world.paths, holder)
-    deliver.finish(60)
+    sender_process.finish(60)
     heard = (world.paths.root / "heard").read_text().split()
     assert heard == [json.loads(body)["event"] for _, _, body in receiver.got] == ["failure", "end"]
     mails = [message_from_bytes(file.read_bytes()) for file in sorted(tmp_path.glob("mail-*"))]
@@ -498,7 +498,7 @@ def test_events_are_filtered_for_all(receiver: Receiver, tmp_path: Path, at_once
     play.fail(play.claim(worker))
     advance(world.paths, holder)
     advance(world.paths, holder)
-    deliver.finish(60)
+    sender_process.finish(60)
     assert [json.loads(body)["event"] for _, _, body in receiver.got] == ["end"]
 
 
@@ -512,7 +512,7 @@ def test_a_turn_does_not_wait_for_a_silent_server(
     advance(world.paths, holder)
     turn = later(world, holder, 1)
     assert turn.closed or later(world, holder, 1).closed
-    process = deliver._running[world.paths.root]
+    process = sender_process._running[world.paths.root]
     assert process.poll() is None, "it is still being sent, and the experiment is closed"
     receiver.let_go.set()
 
@@ -520,7 +520,7 @@ def test_a_turn_does_not_wait_for_a_silent_server(
 def test_a_crash_between_leaving_a_notice_and_recording_it_makes_no_second(
     receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deliver, "tend", lambda *_, **__: None)
+    monkeypatch.setattr(sender_process, "tend", lambda *_, **__: None)
     world = world_of(tmp_path)
     play, holder, [worker] = begun(world)
     play.fail(play.claim(worker))
@@ -552,3 +552,25 @@ def test_status_says_what_is_not_sent(receiver: Receiver, tmp_path: Path) -> Non
     [one] = status.unsent
     assert (one.event, one.channel, one.tries, one.why) == ("end", "webhook", 1, "HTTP 500")
     assert "  1 notice not sent yet: webhook: HTTP 500" in describe.headline(status, "digits-7f3a")
+
+
+def test_after_the_end_whoever_turns_the_crank_sends_what_is_left(
+    receiver: Receiver, tmp_path: Path, at_once: None
+) -> None:
+    receiver.answer = 503
+    world = world_of(tmp_path, on=["end"])
+    play, holder, [worker] = begun(world)
+    play.finish(play.claim(worker))
+    advance(world.paths, holder)
+    assert later(world, holder, 1).closed
+    sender_process.finish(60)
+    assert whys(world.paths) == ["HTTP 503"]
+    receiver.answer = 200
+    later_on_this_host(world.paths)
+    sender_process._next.clear()
+    assert advance(world.paths, world.holder("worker")).closed
+    sender_process.finish(60)
+    assert len(receiver.got) == 1, "of workers there may be many"
+    assert advance(world.paths, world.holder("once")).closed
+    sender_process.finish(60)
+    assert outbox.pending(world.paths) == [] and len(set(receiver.ids)) == 1

@@ -18,12 +18,20 @@ from hpcdet.control.requests import commands
 from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read.experiment import changes, gather
 from hpcdet.read.lookup import find
+from hpcdet.store.config import overrides
 from hpcdet.store.folder.layout import ExperimentPaths
+
+
+def _completed(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return ids, and keys that can be set, with a prefix."""
+    keys = sorted((*overrides.ABOUT, *overrides.AT_ONCE, *overrides.LATER))
+    words = [f"{key}=" for key in keys if key.startswith(incomplete)]
+    return [*complete(ctx, parameter, incomplete), *words]
 
 
 @click.command("set", short_help="Change limits, name, description or project.")
 @click.argument(
-    "words", nargs=-1, required=True, metavar="ID... KEY=VALUE...", shell_complete=complete
+    "words", nargs=-1, required=True, metavar="ID... KEY=VALUE...", shell_complete=_completed
 )
 @extending.options
 @click.option("-n", "--dry-run", is_flag=True, help="Only print what would be done.")

@@ -1,15 +1,12 @@
 """``python -m hpcdet.control.notices.deliver EXP``: send what waits, in a minute at most.
 
-``tend`` starts it after a turn, so that no turn waits for a network. It tries each notice once; of
-a channel that fails, the later ones wait as well, so that they arrive in order.
+It tries each notice once; of a channel that fails, the later ones wait as well, so that they arrive
+in order. A process of its own (``sender_process``), so that no turn waits for a network.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -33,15 +30,6 @@ LIMIT_S = 55.0
 """Of one process; shorter than a third of ``outbox.STALE_S``."""
 _ENOUGH_S = 30.0
 """No other notice is begun after so long."""
-_EVERY_S = 30.0
-"""Between two starts for one experiment, unless something new waits."""
-_AT_END_S = 10.0
-"""A process that ends waits so long for what is being sent."""
-
-_running: dict[Path, subprocess.Popen[bytes]] = {}
-_next: dict[Path, float] = {}
-_again: set[Path] = set()
-"""Something new waits, which the running process may not have seen."""
 
 
 def send_all(paths: ExperimentPaths) -> None:
@@ -95,50 +83,6 @@ def _secret(notify: Notify, name: str, paths: ExperimentPaths) -> str | None:
     reference = getattr(notify.webhook, name)
     key = f"notify.webhook.{name}"
     return str(data_secrets.value(key, reference, paths.secrets)) if reference else None
-
-
-def tend(paths: ExperimentPaths, *, new: bool = False) -> None:
-    """Start a process that sends, if anything is due and none of this process is at it.
-
-    Args:
-        new: something waits that has not been tried yet.
-    """
-    root = paths.root
-    if new:
-        _again.add(root)
-    if (process := _running.get(root)) is not None:
-        if process.poll() is None:
-            return
-        del _running[root]
-    if root not in _again and time.monotonic() < _next.get(root, 0.0):
-        return
-    with contextlib.suppress(HpcdetError, OSError):
-        if not any(one.due() for one in outbox.pending(paths)):
-            return
-        _next[root] = time.monotonic() + _EVERY_S
-        _running[root] = subprocess.Popen(
-            [sys.executable, "-Pm", "hpcdet.control.notices.deliver", str(root)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        _again.discard(root)
-
-
-@atexit.register
-def finish(within_s: float = _AT_END_S) -> None:
-    """Wait for what is being sent, and leave it to itself after so long."""
-    until = time.monotonic() + within_s
-    for root in [*_running]:
-        for _ in range(2):  # once more for what came while it ended
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                _running[root].wait(max(0.0, until - time.monotonic()))
-            if root not in _again:
-                break
-            tend(ExperimentPaths(root))
-            if root not in _running:
-                break
 
 
 def main(argv: list[str]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcdet.errors import UsageError
 from hpcdet.store.decisions import chain
-from hpcdet.store.folder import home
+from hpcdet.store.folder import home, trust
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, Command, Reopened, Verb
 from hpcdet.store.fs import files, packed
@@ -46,7 +46,9 @@ def ask(
         UsageError: the experiment is over; only labels, notes, descriptions and
             what reopens it are left to do then.
             Or it is a copy of another one (``store.folder.home``).
+        ConfigError: it belongs to another user.
     """
+    trust.refuse_anothers(paths.root)
     home.refuse_copy(paths)
     reopens = _reopens(paths, verb, reopen)
     command = Command(verb, trial, arguments, getpass.getuser(), files.now())

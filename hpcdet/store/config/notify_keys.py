@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from hpcdet.store.folder.records import Channel, Occasion
+from hpcdet.store.fs.typed_fields import Key
 
 _ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._%+=-]*(@[A-Za-z0-9][A-Za-z0-9.-]*)?")
 
@@ -15,13 +17,17 @@ def is_address(text: str) -> bool:
     return len(text) <= 254 and _ADDRESS.fullmatch(text) is not None
 
 
+_WRITTEN = Key(kind=dict[str, str] | str | None)
+"""A reference, or the secret itself, of which a reference takes the place when it is read."""
+
+
 @dataclass(frozen=True)
 class Webhook:
     """``notify.webhook``. Both are secrets: the config holds references to them only."""
 
-    url: dict[str, str] | None = None
+    url: Annotated[dict[str, str] | None, _WRITTEN] = None
     """The https address that a notice of each event is posted to; a secret, as data.secrets."""
-    secret: dict[str, str] | None = None
+    secret: Annotated[dict[str, str] | None, _WRITTEN] = None
     """The key by which each notice is signed (HMAC-SHA256); a secret, as data.secrets."""
 
 

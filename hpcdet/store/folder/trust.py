@@ -30,6 +30,21 @@ def is_own(folder: Path) -> bool:
     return folder.stat().st_uid == os.geteuid()
 
 
+def refuse_anothers(folder: Path) -> None:
+    """Refuse to leave something in another user's experiment, who could not even read it.
+
+    Raises:
+        ConfigError: the folder belongs to another user.
+    """
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        raise ConfigError(
+            f"the experiment belongs to {user(status.st_uid)}, who alone may change it",
+            where=str(folder),
+            hint=f"use a copy of your own: cp -r {folder} .",
+        )
+
+
 def refuse_writable_by_others(path: Path, what: str) -> None:
     """Refuse a file or folder that an untrusted user may change.
 
