@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hpcdet.control.notices import sender_process
+from hpcdet.control.messages import sender_process
 from hpcdet.control.turn.controller import Turn
 from hpcdet.control.upkeep import accounting, notify
 from hpcdet.errors import ConfigError

@@ -77,10 +77,10 @@ def add_the_rest(paths: ExperimentPaths) -> None:
     rest: dict[Path, JsonRecord] = {
         paths.sentinel(job): intent,
         paths.sentinel_submitted(job): records.Submitted("13", "slurm", "", at(2)),
-        paths.notices / "0123456789abcdef.json": outbox.Notice(
+        paths.messages / "0123456789abcdef.json": outbox.Message(
             "ab12", "end", "end", "COMPLETED", "x", ["webhook", "email"], at(9)
         ),
-        paths.notices / "0123456789abcdef.email.failed.json": outbox.Unsent("no", 2, "n1", at(9)),
+        paths.messages / "0123456789abcdef.email.failed.json": outbox.Unsent("no", 2, "n1", at(9)),
         paths.stuck(job): records.Stuck("nobody is left", "hpcdet resume x", at(9)),
         paths.charges(1): cost_records.Charges([{**charge, "slot_s": 8.0}], [1], at(9)),
         paths.limits(1): cost_records.RunLimits(2, 10.0, None, [60], 1, at(3)),

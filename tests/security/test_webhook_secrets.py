@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcdet.config.load.secret_references import redacted
-from hpcdet.control.notices import deliver
+from hpcdet.control.messages import deliver
 from hpcdet.control.upkeep import notify
 from hpcdet.read.lookup import find
 from hpcdet.store.config import data_secrets, resolved_config

@@ -163,7 +163,7 @@ class Holder:
         hold: submissions are prepared only, for a person to give to the scheduler.
         submits: False where jobs cannot be submitted from: everything else is done.
         unmet: this turn wanted a submission that it may not make.
-        noticed: this turn has left a notice to be sent.
+        left_message: this turn has left a message to be sent.
         actions, sent: what this turn has done, for people; the tasks that it has submitted.
         pace: how the scheduler is dealt with.
         written: what this holder has made sure of in its term, to spare reading it again.
@@ -177,7 +177,7 @@ class Holder:
     hold: bool = False
     submits: bool = True
     unmet: bool = False
-    noticed: bool = False
+    left_message: bool = False
     actions: list[str] = field(default_factory=list)
     sent: int = 0
     pace: SchedulerPace = field(default_factory=SchedulerPace)
@@ -234,7 +234,7 @@ class Holder:
         """
         self.actions = []
         self.sent = 0
-        self.unmet = self.noticed = False
+        self.unmet = self.left_message = False
         if self.hands.clock() < self._lent_until:
             return False
         if self._unreadable and (why := chain.gap(self.paths)):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hpcdet.control.fleet import dependencies, running_limits, sentinel_jobs, stuck_jobs
 from hpcdet.control.leader.leader import Fenced, Holder
 from hpcdet.control.leader.lost_workers import FleetView
-from hpcdet.control.notices import sender_process
+from hpcdet.control.messages import sender_process
 from hpcdet.control.turn import experiment_state, worker_demand, write_controls
 from hpcdet.control.turn.searcher_events import learn, notify_failures, tell_start_and_limits
 from hpcdet.control.turn.user_commands import obey
@@ -117,7 +117,7 @@ def advance(paths: ExperimentPaths, holder: Holder, *, calm: bool = False) -> Tu
         holder.close()
     elif holder.unmet:
         holder.lend()
-    sender_process.tend(paths, new=holder.noticed)
+    sender_process.tend(paths, new=holder.left_message)
     return turn
 
 

@@ -28,7 +28,7 @@ def wanted(wishes: Notify, kind: Occasion) -> bool:
 def notify(holder: Holder, event: str, kind: Occasion, why: str) -> None:
     """Tell people of an event once, if the config wants events of its kind.
 
-    A notice is left for ``control.notices``, which sends it beside the turn; the hook is run here.
+    A message is left for ``control.messages``, which sends it beside the turn; the hook runs here.
 
     Args:
         event: what happened, unique in the experiment: ``end``, ``failure 3``, …
@@ -41,7 +41,7 @@ def notify(holder: Holder, event: str, kind: Occasion, why: str) -> None:
         return
     holder.fence()
     leave(holder.paths, wishes, event, kind, why, holder.resolved.name)
-    holder.noticed = bool(wishes.channels) or holder.noticed
+    holder.left_message = bool(wishes.channels) or holder.left_message
     holder.record("notify", event=event, why=why)
     if not wishes.command:
         return
@@ -64,7 +64,7 @@ def notify(holder: Holder, event: str, kind: Occasion, why: str) -> None:
 def leave(
     paths: ExperimentPaths, wishes: Notify, event: str, kind: Occasion, why: str, name: str
 ) -> None:
-    """Leave a notice to be sent, once, if the config names a channel."""
+    """Leave a message to be sent, once, if the config names a channel."""
     if wishes.channels:
         outbox.put(paths, event, kind, why, name, wishes.channels)
 

@@ -126,11 +126,11 @@ def _not_finite(status: StatusView) -> list[str]:
 
 
 def _unsent(status: StatusView, name: str) -> list[str]:
-    """Return a line on notices of which sending has failed."""
+    """Return a line on messages of which sending has failed."""
     failed = [one for one in status.unsent if one.tries]
     if not failed:
         return []
-    count = f"{len(failed)} notice{'s' if len(failed) > 1 else ''}"
+    count = f"{len(failed)} message{'s' if len(failed) > 1 else ''}"
     after = f"; next: hpcdet searcher run --once {name}" if status.state in ENDED else ""
     return [f"{count} not sent yet: {failed[-1].channel}: {failed[-1].why}{after}"]
 

@@ -1,4 +1,4 @@
-"""Notices of an experiment that wait to be sent."""
+"""Messages of an experiment that wait to be sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcdet.store.folder.records import Channel, Occasion
 
 @dataclass(frozen=True)
 class UnsentView:
-    """A notice that waits to be sent."""
+    """A message that waits to be sent."""
 
     event: Occasion
     """What it tells of."""
@@ -26,12 +26,12 @@ class UnsentView:
 
 
 def unsent(paths: ExperimentPaths) -> list[UnsentView]:
-    """Return the notices that wait to be sent, oldest first."""
+    """Return the messages that wait to be sent, oldest first."""
     return [
         UnsentView(
-            one.notice.event,
+            one.message.event,
             one.channel,
-            one.notice.at,
+            one.message.at,
             one.failed.tries if one.failed else 0,
             one.failed.why if one.failed else "",
         )

@@ -161,7 +161,7 @@ class StatusView:
     purged: list[str]
     """What a purge of scratch took, for people."""
     unsent: list[UnsentView]
-    """Notices that wait to be sent (``notify.webhook``, ``notify.email``)."""
+    """Messages that wait to be sent (``notify.webhook``, ``notify.email``)."""
     not_finite: list[NotFiniteView]
     """Trials whose newest attempt reported NaN or infinity."""
     trials: list[TrialStatusView]

@@ -26,9 +26,9 @@ class Webhook:
     """``notify.webhook``. Both are secrets: the config holds references to them only."""
 
     url: Annotated[dict[str, str] | None, _WRITTEN] = None
-    """The https address that a notice of each event is posted to; a secret, as data.secrets."""
+    """The https address that a message about each event is posted to; a secret, as data.secrets."""
     secret: Annotated[dict[str, str] | None, _WRITTEN] = None
-    """The key by which each notice is signed (HMAC-SHA256); a secret, as data.secrets."""
+    """The key by which each message is signed (HMAC-SHA256); a secret, as data.secrets."""
 
 
 WEBHOOK_KEYS = ("url", "secret")
@@ -52,6 +52,6 @@ class Notify:
 
     @property
     def channels(self) -> list[Channel]:
-        """By what notices are sent, beside ``command``."""
+        """By what messages are sent, beside ``command``."""
         asked: dict[Channel, bool] = {"webhook": bool(self.webhook.url), "email": bool(self.email)}
         return [channel for channel, wanted in asked.items() if wanted]

@@ -1,4 +1,4 @@
-"""The addresses to which notices may be posted."""
+"""The addresses to which messages may be posted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Notices that wait to be sent: what one process cannot send, a later one can.
+"""Messages that wait to be sent: what one process cannot send, a later one can.
 
-``notices/KEY.json`` is a notice, made before its event counts as told. For each channel beside it:
+``messages/KEY.json`` is a message, made before its event counts as told. For each channel there is:
 
 - ``KEY.CHANNEL.claim-N.json``: a process sends it now. Who fails, removes its own claim. One that
   was left behind holds others up for ``STALE_S``; the next claim has the next number.
@@ -33,13 +33,13 @@ STALE_S = 180.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 3600.0
 """After a failure, on the same host; each further one doubles it."""
 
-_NOTICE = re.compile(r"([0-9a-f]{16})\.json")
+_MESSAGE = re.compile(r"([0-9a-f]{16})\.json")
 _CLAIM = re.compile(r"claim-(\d+)\.json")
 
 
 @dataclass(frozen=True)
-class Notice(JsonRecord):
-    """``notices/KEY.json``: an event of which people are to be told.
+class Message(JsonRecord):
+    """``messages/KEY.json``: an event of which people are to be told.
 
     Attributes:
         id: of the delivery, the same however often it is repeated.
@@ -87,11 +87,11 @@ class Sent(JsonRecord):
 
 @dataclass(frozen=True)
 class Pending:
-    """A notice that is not sent by one of its channels."""
+    """A message that is not sent by one of its channels."""
 
     folder: Path
     key: str
-    notice: Notice
+    message: Message
     channel: Channel
     failed: Unsent | None
 
@@ -157,34 +157,34 @@ def put(
     name: str,
     channels: Sequence[Channel],
 ) -> None:
-    """Add a notice, once for each ``what``; durable when this returns."""
+    """Add a message, once for each ``what``; durable when this returns."""
     key = hashlib.sha256(what.encode()).hexdigest()[:16]
     id = secrets.token_hex(16)
-    notice = Notice(id, event, what, why, name, list(channels), files.now())
-    notice.write_once(paths.notices / f"{key}.json")
+    message = Message(id, event, what, why, name, list(channels), files.now())
+    message.write_once(paths.messages / f"{key}.json")
 
 
 def pending(paths: ExperimentPaths) -> list[Pending]:
     """Return what is not sent yet, in the order in which it happened.
 
     Raises:
-        IntegrityError: a notice is no file, or holds what hpcdet never writes.
+        IntegrityError: a message is no file, or holds what hpcdet never writes.
     """
-    return sorted(_pending(paths), key=lambda one: (one.notice.at, one.key, one.channel))
+    return sorted(_pending(paths), key=lambda one: (one.message.at, one.key, one.channel))
 
 
 def _pending(paths: ExperimentPaths) -> Iterator[Pending]:
-    folder = paths.notices
+    folder = paths.messages
     try:
         names = set(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return
-    for key in (found[1] for name in names if (found := _NOTICE.fullmatch(name))):
+    for key in (found[1] for name in names if (found := _MESSAGE.fullmatch(name))):
         left = [one for one in get_args(Channel) if f"{key}.{one}.sent.json" not in names]
-        notice = Notice.read(folder / f"{key}.json") if left else None
-        if notice is None:
+        message = Message.read(folder / f"{key}.json") if left else None
+        if message is None:
             continue
         for channel in left:
-            if channel in notice.channels:
+            if channel in message.channels:
                 failed = Unsent.read(folder / f"{key}.{channel}.failed.json")
-                yield Pending(folder, key, notice, channel, failed)
+                yield Pending(folder, key, message, channel, failed)

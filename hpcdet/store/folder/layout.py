@@ -234,9 +234,9 @@ class ExperimentPaths:
         return self.root / "nudges"
 
     @property
-    def notices(self) -> Path:
-        """Notices to people, and how far each is sent (``store.decisions.outbox``)."""
-        return self.root / "notices"
+    def messages(self) -> Path:
+        """Messages to people, and how far each is sent (``store.decisions.outbox``)."""
+        return self.root / "messages"
 
     def charges(self, number: int) -> Path:
         """The charges of the scheduler's accounting (``cost_records.Charges``), numbered from 1."""

@@ -1,4 +1,4 @@
-"""A notice as an HTTP request: one POST of JSON, signed, to where the config says and nowhere else.
+"""A message as an HTTP request: one POST of JSON, signed, to where the config says, nowhere else.
 
 Certificates are verified, redirects are not followed, and proxies of the environment are not used.
 No message names the address, which is a secret.
@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hpcdet import __version__
-from hpcdet.control.notices.not_sent import NotSent
+from hpcdet.control.messages.not_sent import NotSent
 from hpcdet.store.config import webhook_addresses
-from hpcdet.store.decisions.outbox import Notice
+from hpcdet.store.decisions.outbox import Message
 from hpcdet.store.fs import files
 
 CONNECT_S, WHOLE_S = 10.0, 20.0
@@ -27,20 +27,20 @@ CONNECT_S, WHOLE_S = 10.0, 20.0
 SIGNATURE = "X-Hpcdet-Signature"
 
 
-def body(notice: Notice, experiment: str) -> bytes:
+def body(message: Message, experiment: str) -> bytes:
     """Return the bytes that are sent, the same at each repetition.
 
     ``text`` is what chat programs show of it.
     """
     value = {
-        "schema": "hpcdet.notice/1",
-        "id": notice.id,
-        "event": notice.event,
+        "schema": "hpcdet.message/1",
+        "id": message.id,
+        "event": message.event,
         "experiment": experiment,
-        "name": notice.name,
-        "why": notice.why,
-        "at": notice.at,
-        "text": f"{experiment}: {notice.event}: {notice.why}",
+        "name": message.name,
+        "why": message.why,
+        "at": message.at,
+        "text": f"{experiment}: {message.event}: {message.why}",
     }
     return files.canonical(value)
 
@@ -50,20 +50,20 @@ def signature(secret: str, data: bytes) -> str:
     return f"sha256={hmac.new(secret.encode(), data, hashlib.sha256).hexdigest()}"
 
 
-def post(url: str, secret: str | None, notice: Notice, experiment: str) -> None:
-    """Send a notice.
+def post(url: str, secret: str | None, message: Message, experiment: str) -> None:
+    """Send a message.
 
     Raises:
         NotSent: the answer was not 2xx, or there was none in time.
     """
     if why := webhook_addresses.refusal(url):
         raise NotSent(f"notify.webhook.url: {why}")
-    data = body(notice, experiment)
+    data = body(message, experiment)
     headers = {
         "Content-Type": "application/json",
         "User-Agent": f"hpcdet/{__version__}",
-        "X-Hpcdet-Delivery": notice.id,
-        "X-Hpcdet-Event": notice.event,
+        "X-Hpcdet-Delivery": message.id,
+        "X-Hpcdet-Event": message.event,
     }
     if secret is not None:
         headers[SIGNATURE] = signature(secret, data)

@@ -1,7 +1,7 @@
-"""``python -m hpcdet.control.notices.deliver EXP``: send what waits, in a minute at most.
+"""``python -m hpcdet.control.messages.deliver EXP``: send what waits, in a minute at most.
 
-It tries each notice once; of a channel that fails, the later ones wait as well, so that they arrive
-in order. A process of its own (``sender_process``), so that no turn waits for a network.
+It tries each message once; of a channel that fails, the later ones wait as well, so that they
+arrive in order. A process of its own (``sender_process``), so that no turn waits for a network.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import threading
 import time
 from pathlib import Path
 
-from hpcdet.control.notices import mail, webhook
-from hpcdet.control.notices.not_sent import NotSent
+from hpcdet.control.messages import mail, webhook
+from hpcdet.control.messages.not_sent import NotSent
 from hpcdet.errors import HpcdetError
 from hpcdet.read.experiment import changes
 from hpcdet.read.experiment.gather import gather
@@ -29,7 +29,7 @@ from hpcdet.store.folder.layout import ExperimentPaths
 LIMIT_S = 55.0
 """Of one process; shorter than a third of ``outbox.STALE_S``."""
 _ENOUGH_S = 30.0
-"""No other notice is begun after so long."""
+"""No other message is begun after so long."""
 
 
 def send_all(paths: ExperimentPaths) -> None:
@@ -59,7 +59,7 @@ def _is_free(one: Pending, tried: set[tuple[str, str]], held_up: set[str]) -> bo
 
 
 def _send(one: Pending, notify: Notify, paths: ExperimentPaths, sendmail: str) -> bool:
-    """Send one notice by one channel; False if that did not work, or another process does it."""
+    """Send one message by one channel; False if that did not work, or another process does it."""
     claim = one.claim()
     if claim is None:
         return False
@@ -68,10 +68,10 @@ def _send(one: Pending, notify: Notify, paths: ExperimentPaths, sendmail: str) -
             one.mark_sent(claim, f"notify.{one.channel} is not set any more")
             return True
         if one.channel == "email":
-            mail.hand_over(sendmail, one.notice, paths.id, notify.recipients)
+            mail.hand_over(sendmail, one.message, paths.id, notify.recipients)
         else:
             url, secret = _secret(notify, "url", paths), _secret(notify, "secret", paths)
-            webhook.post(url or "", secret, one.notice, paths.id)
+            webhook.post(url or "", secret, one.message, paths.id)
     except (NotSent, HpcdetError) as error:
         one.mark_failed(claim, str(error))
         return False

@@ -1,4 +1,4 @@
-"""The process beside a holder of the lease that sends notices; no turn waits for it."""
+"""The process beside a holder of the lease that sends messages; no turn waits for it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tend(paths: ExperimentPaths, *, new: bool = False) -> None:
             return
         _next[root] = time.monotonic() + _EVERY_S
         _running[root] = subprocess.Popen(
-            [sys.executable, "-Pm", "hpcdet.control.notices.deliver", str(root)],
+            [sys.executable, "-Pm", "hpcdet.control.messages.deliver", str(root)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

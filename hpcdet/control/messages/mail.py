@@ -1,4 +1,4 @@
-"""A notice as a mail, by the site's sendmail."""
+"""A message as a mail, by the site's sendmail."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from collections.abc import Sequence
 from email import policy
 from email.message import EmailMessage
 
-from hpcdet.control.notices.not_sent import NotSent
+from hpcdet.control.messages.not_sent import NotSent
 from hpcdet.store.config.notify_keys import is_address
-from hpcdet.store.decisions.outbox import Notice
+from hpcdet.store.decisions.outbox import Message
 
 LIMIT_S = 20.0
 _LONGEST_SUBJECT = 200
 
 
-def message(notice: Notice, experiment: str, to: Sequence[str]) -> bytes:
+def encoded(message: Message, experiment: str, to: Sequence[str]) -> bytes:
     """Return the mail, lines ending in a newline as sendmail takes them.
 
     Whatever names and reasons hold, they are text of the subject and the body, and no header.
     """
     mail = EmailMessage(policy=policy.default.clone(linesep="\n"))
-    name = f" ({_line(notice.name)})" if notice.name else ""
-    mail["Subject"] = _line(f"hpcdet {experiment}{name}: {notice.event}: {notice.why}")
+    name = f" ({_line(message.name)})" if message.name else ""
+    mail["Subject"] = _line(f"hpcdet {experiment}{name}: {message.event}: {message.why}")
     mail["To"] = ", ".join(to)
-    mail["Message-ID"] = f"<{notice.id}@hpcdet.invalid>"
+    mail["Message-ID"] = f"<{message.id}@hpcdet.invalid>"
     mail["Auto-Submitted"] = "auto-generated"
-    mail["X-Hpcdet-Delivery"] = notice.id
+    mail["X-Hpcdet-Delivery"] = message.id
     mail.set_content(
-        f"Experiment {experiment}{name}\n{notice.event} at {notice.at}\n\n{notice.why}\n\n"
+        f"Experiment {experiment}{name}\n{message.event} at {message.at}\n\n{message.why}\n\n"
         f"hpcdet status {experiment}\n"
     )
     return mail.as_bytes()
 
 
-def hand_over(sendmail: str, notice: Notice, experiment: str, to: Sequence[str]) -> None:
+def hand_over(sendmail: str, message: Message, experiment: str, to: Sequence[str]) -> None:
     """Give a mail to sendmail.
 
     Raises:
@@ -46,7 +46,7 @@ def hand_over(sendmail: str, notice: Notice, experiment: str, to: Sequence[str])
     for address in to:
         if not is_address(address):
             raise NotSent(f"notify.email: {address!r} is no address")
-    data = message(notice, experiment, to)
+    data = encoded(message, experiment, to)
     try:
         process = subprocess.Popen(
             [sendmail, "-t", "-i"],

@@ -1,4 +1,4 @@
-"""Notices by webhook and mail: sent once, signed, beside the turn, by whoever can.
+"""Messages by webhook and mail: sent once, signed, beside the turn, by whoever can.
 
 The server is a real one of HTTP on this host. ``fake_sendmail`` is a script that writes down what
 it is given.
@@ -26,15 +26,15 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control.notices import deliver, mail, sender_process, webhook
-from hpcdet.control.notices.not_sent import NotSent
+from hpcdet.control.messages import deliver, mail, sender_process, webhook
+from hpcdet.control.messages.not_sent import NotSent
 from hpcdet.control.turn.controller import advance
 from hpcdet.control.upkeep import notify
 from hpcdet.errors import ConfigError
 from hpcdet.read.views import describe, views
 from hpcdet.store.config import resolved_config
 from hpcdet.store.decisions import outbox
-from hpcdet.store.decisions.outbox import Notice
+from hpcdet.store.decisions.outbox import Message
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 from tests.control.worlds import begun, later
@@ -121,7 +121,7 @@ def fake_sendmail(folder: Path, code: int = 0) -> Path:
 
 
 def experiment(folder: Path, **wishes: Any) -> ExperimentPaths:
-    """An experiment of which notices are to be sent."""
+    """An experiment of which messages are to be sent."""
     paths = ExperimentPaths(folder / "digits-7f3a")
     files.make_folder(paths.code)
     config = {"schema": 1, "name": "digits", "notify": {"webhook": HOOK, **wishes}}
@@ -148,12 +148,12 @@ def whys(paths: ExperimentPaths) -> list[str]:
 def later_on_this_host(paths: ExperimentPaths) -> None:
     """Failures become old enough for another try."""
     past = datetime.now(UTC) - timedelta(hours=2)
-    for file in paths.notices.glob("*.failed.json"):
+    for file in paths.messages.glob("*.failed.json"):
         found = json.loads(file.read_text())
         file.write_text(json.dumps({**found, "at": past.isoformat()}))
 
 
-def test_a_notice_is_signed_and_sent_once(receiver: Receiver, tmp_path: Path) -> None:
+def test_a_message_is_signed_and_sent_once(receiver: Receiver, tmp_path: Path) -> None:
     paths = experiment(tmp_path)
     put(paths, "end COMPLETED")
     put(paths, "end COMPLETED")  # again, after a crash
@@ -164,7 +164,7 @@ def test_a_notice_is_signed_and_sent_once(receiver: Receiver, tmp_path: Path) ->
     assert path == "/hook/t0ken-in-the-path"
     wanted = hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
     assert headers["X-Hpcdet-Signature"] == f"sha256={wanted}"
-    assert headers["X-Hpcdet-Delivery"] == one.notice.id == json.loads(body)["id"]
+    assert headers["X-Hpcdet-Delivery"] == one.message.id == json.loads(body)["id"]
     assert (headers["X-Hpcdet-Event"], headers["Content-Type"]) == ("end", "application/json")
     said = json.loads(body)
     assert (said["experiment"], said["why"]) == ("digits-7f3a", "it is over")
@@ -225,7 +225,7 @@ def test_what_is_not_taken_waits_and_is_sent_later(
 
 
 def test_nobody_listens_or_nobody_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notice = Notice("1", "end", "end")
+    message = Message("1", "end", "end")
     for url, why in (
         ("http://127.0.0.1:1/x", "refused"),
         ("https://no-such-host.invalid/s3cret", "its host is not known here"),
@@ -236,7 +236,7 @@ def test_nobody_listens_or_nobody_is_known(tmp_path: Path, monkeypatch: pytest.M
         ("https:///s3cret", "no address"),
     ):
         with pytest.raises(NotSent, match=why) as caught:
-            webhook.post(url, SECRET, notice, "digits-7f3a")
+            webhook.post(url, SECRET, message, "digits-7f3a")
         assert "s3cret" not in str(caught.value)
 
 
@@ -245,7 +245,7 @@ def test_proxies_of_the_environment_are_not_used(
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    webhook.post(receiver.url, None, Notice("1", "end", "end"), "digits-7f3a")
+    webhook.post(receiver.url, None, Message("1", "end", "end"), "digits-7f3a")
     assert "X-Hpcdet-Signature" not in receiver.got[0][1]
 
 
@@ -259,15 +259,15 @@ def test_certificates_are_verified(
     assert receiver.server is not None
     receiver.server.socket = context.wrap_socket(receiver.server.socket, server_side=True)
     port = receiver.server.server_address[1]
-    notice = Notice("1", "end", "end")
+    message = Message("1", "end", "end")
     with pytest.raises(NotSent, match="certificate is not trusted"):
-        webhook.post(f"https://localhost:{port}/", SECRET, notice, "digits-7f3a")
+        webhook.post(f"https://localhost:{port}/", SECRET, message, "digits-7f3a")
     assert not receiver.got
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    webhook.post(f"https://localhost:{port}/", SECRET, notice, "digits-7f3a")
+    webhook.post(f"https://localhost:{port}/", SECRET, message, "digits-7f3a")
     assert len(receiver.got) == 1
     with pytest.raises(NotSent, match="certificate is not trusted"):  # of another name
-        webhook.post(f"https://127.0.0.1:{port}/", SECRET, notice, "digits-7f3a")
+        webhook.post(f"https://127.0.0.1:{port}/", SECRET, message, "digits-7f3a")
 
 
 def certified(key: Path, certificate: Path) -> None:
@@ -320,7 +320,7 @@ def dies(paths: ExperimentPaths, at: str) -> None:
     """Send in another process, which SIGKILL ends as it enters a function."""
     program = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from hpcdet.control.notices import deliver, webhook\n"
+        "from hpcdet.control.messages import deliver, webhook\n"
         "from hpcdet.store.decisions import outbox\n"
         "from hpcdet.store.folder.layout import ExperimentPaths\n"
         "def die(*a, **k): os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -347,7 +347,7 @@ def test_a_sender_that_is_killed_is_followed_by_another(
     dies(paths, at)
     assert len(receiver.got) == sent
     deliver.send_all(paths)
-    claims = [*paths.notices.glob("*.claim-1.json")]
+    claims = [*paths.messages.glob("*.claim-1.json")]
     assert len(receiver.got) == (1 if not claims else sent), "a live sender is not overtaken"
     for claim in claims:  # it was gone long ago
         os.utime(claim, (time.time() - outbox.STALE_S - 1,) * 2)
@@ -362,7 +362,7 @@ def test_two_senders_send_it_once(receiver: Receiver, tmp_path: Path) -> None:
     paths = experiment(tmp_path)
     for number in range(5):
         put(paths, f"failure {number}")
-    program = [sys.executable, "-m", "hpcdet.control.notices.deliver", str(paths.root)]
+    program = [sys.executable, "-m", "hpcdet.control.messages.deliver", str(paths.root)]
     for process in [subprocess.Popen(program) for _ in range(3)]:
         assert process.wait(60) == 0
     deliver.send_all(paths)
@@ -410,8 +410,8 @@ def test_a_mail_is_handed_to_sendmail(receiver: Receiver, tmp_path: Path) -> Non
 
 def test_no_name_adds_a_header(tmp_path: Path) -> None:
     name = "x\nBcc: all@example.org\r\n\r\nhello\x00\u2028Ünïcode 𝕏"
-    notice = Notice("1", "end", "end", f"why\nCc: {name}", name)
-    data = mail.message(notice, "digits-7f3a", ["ada@example.org"])
+    message = Message("1", "end", "end", f"why\nCc: {name}", name)
+    data = mail.encoded(message, "digits-7f3a", ["ada@example.org"])
     assert b"\r" not in data
     head = data.partition(b"\n\n")[0]
     names = {line.partition(b":")[0] for line in head.split(b"\n") if line[:1] not in b" \t"}
@@ -450,7 +450,7 @@ def test_a_sendmail_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monk
     script.write_text("#!/bin/sh\nsleep 60\n")
     monkeypatch.setattr(mail, "LIMIT_S", 0.2)
     with pytest.raises(NotSent, match="did not end"):
-        mail.hand_over(str(script), Notice("1", "end", "end"), "digits-7f3a", ["ada"])
+        mail.hand_over(str(script), Message("1", "end", "end"), "digits-7f3a", ["ada"])
 
 
 # -- beside the turn ----------------------------------------------------------------------------
@@ -517,7 +517,7 @@ def test_a_turn_does_not_wait_for_a_silent_server(
     receiver.let_go.set()
 
 
-def test_a_crash_between_leaving_a_notice_and_recording_it_makes_no_second(
+def test_a_crash_between_leaving_a_message_and_recording_it_makes_no_second(
     receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender_process, "tend", lambda *_, **__: None)
@@ -535,12 +535,12 @@ def test_a_crash_between_leaving_a_notice_and_recording_it_makes_no_second(
         crash.setattr(holder, "record", died)
         with pytest.raises(OSError, match="full"):
             advance(world.paths, holder)
-    assert [one.notice.event for one in outbox.pending(world.paths)] == ["failure"]
+    assert [one.message.event for one in outbox.pending(world.paths)] == ["failure"]
     world.clock.now += 1000
     other = world.holder()
     advance(world.paths, other)
     advance(world.paths, other)
-    assert sorted(one.notice.event for one in outbox.pending(world.paths)) == ["end", "failure"]
+    assert sorted(one.message.event for one in outbox.pending(world.paths)) == ["end", "failure"]
 
 
 def test_status_says_what_is_not_sent(receiver: Receiver, tmp_path: Path) -> None:
@@ -551,7 +551,7 @@ def test_status_says_what_is_not_sent(receiver: Receiver, tmp_path: Path) -> Non
     status = views.status(paths)
     [one] = status.unsent
     assert (one.event, one.channel, one.tries, one.why) == ("end", "webhook", 1, "HTTP 500")
-    assert "  1 notice not sent yet: webhook: HTTP 500" in describe.headline(status, "digits-7f3a")
+    assert "  1 message not sent yet: webhook: HTTP 500" in describe.headline(status, "digits-7f3a")
 
 
 def test_after_the_end_whoever_turns_the_crank_sends_what_is_left(
