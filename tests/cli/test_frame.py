@@ -294,6 +294,13 @@ def test_reading_imports_nothing_heavy(cli: Cli, swept: Builder, argv: list[str]
     assert loaded & HEAVY == set()
 
 
+def test_comparing_code_with_its_snapshot_needs_no_models_of_configs() -> None:
+    """What ``status`` does of every experiment that lives."""
+    code = "import sys, hpcdet.jobs.create.code_drift; print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "False\n", done.stderr
+
+
 def test_all_of_the_login_side_does_without_torch() -> None:
     modules = sorted({f"hpcdet.cli.{verb.module}" for verb in table_of_verbs.VERBS.values()})
     code = f"import sys, {', '.join(modules)}; print({{'torch', 'h5py'}} & set(sys.modules))"

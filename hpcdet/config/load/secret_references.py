@@ -11,15 +11,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from hpcdet.config.check.problems import Problem
 from hpcdet.errors import ConfigError
 from hpcdet.store.config import webhook_addresses
 from hpcdet.store.config.notify_keys import WEBHOOK_KEYS
 from hpcdet.store.fs import yaml12
+
+if TYPE_CHECKING:
+    from hpcdet.config.check.problems import Problem
 
 _FORMS = ("env", "file")
 _HOOK = "notify.webhook"
@@ -41,6 +43,8 @@ def separate(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list
     secrets = data.get("secrets")
     if secrets is None:
         return data, {}, []
+    from hpcdet.config.check.problems import Problem  # pydantic: who scans files needs none
+
     if not isinstance(secrets, dict):
         what = "expected a map of names to secrets"
         return data, {}, [Problem("data.secrets", what, "secrets: {token: {env: API_TOKEN}}")]
