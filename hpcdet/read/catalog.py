@@ -69,7 +69,7 @@ class Catalog:
         row = brief.brief(Gathered(paths, afresh=True))
         value = {"folders": folders, "records": records, "seen": seen, "row": encode(row)}
         del value["row"]["id"], value["row"]["path"]
-        self._store.put(self._home, paths.id, kept.dated(value, before, now))
+        self._store.put(self._home, paths.id, json.dumps(kept.dated(value, before, now)).encode())
         return row
 
 

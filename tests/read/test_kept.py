@@ -19,8 +19,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 
 from hpcdet.read.catalog import Catalog
-from hpcdet.read.experiment import kept
+from hpcdet.read.experiment import digests, kept
 from hpcdet.read.experiment.gather import Gathered
+from hpcdet.read.experiment.summary import AttemptJournal
 from hpcdet.read.lookup.all_experiments import of_each
 from hpcdet.read.views import brief, views
 from hpcdet.read.views.items import encode
@@ -144,6 +145,70 @@ def test_what_looks_as_before_is_not_opened_again(
     last.metrics("validation", 7, validation_loss=0.01)
     assert views.trials(built.paths)[-1].best == 0.01
     assert {path.parents[2].name for path in opened if "trials" in str(path)} == {"0004"}
+
+
+def test_an_overview_derives_again_only_the_trials_that_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = sweep(tmp_path / "digits-7f3a", ended=False)
+    last = built.trial().attempt()
+    aged(tmp_path)
+    first = seen(built.paths)["status"]
+    derived_store.reopened()
+    made, decoded = [], []
+    one, decode = digests._made, AttemptJournal.decode
+    monkeypatch.setattr(
+        digests, "_made", lambda trial, *by: made.append(trial.number) or one(trial, *by)
+    )
+    monkeypatch.setattr(
+        AttemptJournal, "decode", lambda data: decoded.append(len(data)) or decode(data)
+    )
+    assert seen(built.paths)["status"] == first
+    decoded.clear()
+    assert views.status(built.paths).trials[-1].best is None
+    assert (made, decoded) == ([], [])
+    last.metrics("validation", 7, validation_loss=0.01)
+    assert views.status(built.paths).trials[-1].best == 0.01
+    assert set(made) == {4}
+    for name, other in (("metric", "accuracy"), ("smaller_is_better", False)):
+        gathered = Gathered(built.paths)
+        searcher = replace(gathered.config.searcher, **{name: other})
+        vars(gathered)["config"] = replace(gathered.config, searcher=searcher)
+        made.clear()
+        digests.digests(gathered)
+        assert made == [1, 2, 3, 4], "what is kept is of another comparison"
+
+
+def test_a_report_opens_no_journal_for_times_that_it_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    attempt = built.trial().attempt()
+    opened = []
+    reading = journal.Reader.each
+    monkeypatch.setattr(
+        journal.Reader,
+        "each",
+        lambda self, *a, **k: opened.append((self.path, *a)) or reading(self, *a, **k),
+    )
+    gathered = Gathered(built.paths)
+    assert all(not one.profiles for trial in gathered.trials for one in trial.attempts)
+    assert not [path for path, *kinds in opened if "profile" in kinds]
+    line = {"rank": 0, "host": "n1", "batches": 5, "seconds": 2.0, "steps": 5, "phases": {}}
+    attempt.line("profile", **line)
+    again = [one for trial in Gathered(built.paths).trials for one in trial.attempts]
+    assert [line["seconds"] for line in again[-1].profiles] == [2.0]
+
+
+def test_what_makes_a_value_is_called_once_it_is_written(tmp_path: Path) -> None:
+    store = derived_store.reopened()
+    state = {"n": 1}
+    store.put("home", "part", lambda: str(state["n"]).encode())
+    assert store.get("home", "part") == store.every("home")["part"] == b"1"
+    state["n"] = 2
+    store.flush()
+    state["n"] = 3
+    assert derived_store.reopened().get("home", "part") == b"2"
 
 
 def test_the_summary_of_a_long_journal_takes_little_memory(tmp_path: Path) -> None:

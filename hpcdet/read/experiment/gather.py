@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.read.experiment.journals import Journals
-from hpcdet.read.experiment.kept import Kept, recall
+from hpcdet.read.experiment.kept import Kept, Recalled, recall
 from hpcdet.read.experiment.lines import ATTEMPT, sound
 from hpcdet.read.experiment.summary import PASSING, AttemptJournal, JournalPosition
 from hpcdet.store.config import overrides
@@ -70,7 +70,8 @@ class GatheredAttempt(AttemptFiles):
         world = max((line["world"] for line in self.of_kind("start")), default=1)
         places = (self.paths.profile(rank) for rank in range(1, world))
         others = (sound(journal.read(path), ATTEMPT, path) for path in places)
-        return [*self.of_kind("profile"), *(line for lines in others for line in lines)]
+        own = self.of_kind("profile") if self.journal.profiled else ()
+        return [*own, *(line for lines in others for line in lines)]
 
     @property
     def heard(self) -> str:
@@ -96,38 +97,38 @@ class GatheredTrial(TrialFiles):
     kept: Kept | None = None
 
     @cached_property
-    def _recalled(self) -> dict[str, Any]:
-        """The properties below as ``recall`` finds them; those of a damaged record are absent."""
-        return recall(self, self.kept) if self.kept is not None else {}
+    def recalled(self) -> Recalled | None:
+        """The records as ``recall`` finds them; None of a damaged one, or where none are kept."""
+        return recall(self, self.kept) if self.kept is not None else None
 
     @cached_property
     def record(self) -> Trial | None:
-        return self._recalled["record"] if self._recalled else super().record
+        return self.recalled.record if self.recalled else super().record
 
     @cached_property
     def controls(self) -> list[Control]:
-        return self._recalled["controls"] if self._recalled else super().controls
+        return self.recalled.controls if self.recalled else super().controls
 
     @cached_property
     def attempts(self) -> Sequence[GatheredAttempt]:
-        return self._recalled["attempts"] if self._recalled else self._claimed(self.attempt_of)
+        return self.recalled.attempts(self) if self.recalled else self._claimed(self.attempt_of)
 
     @cached_property
     def standing(self) -> Standing:
-        return self._recalled["standing"] if self._recalled else super().standing
+        return self.recalled.standing if self.recalled else super().standing
 
     @property
     def signature(self) -> str:
         """Text that differs once the trial's files say other things; "" if that is not known."""
         marks = [one.journal.mark for one in self.attempts]
-        return f"{self._recalled['signature']} {marks}" if self._recalled else ""
+        return f"{self.recalled.signature} {marks}" if self.recalled else ""
 
     def attempt_of(self, paths: AttemptPaths) -> GatheredAttempt:
         return GatheredAttempt(paths, self.journals)
 
     @cached_property
-    def best(self) -> dict[tuple[str, bool], tuple[int, Any] | None]:
-        """The best validations by metric and order, as ``series.best_validation`` finds them."""
+    def derived(self) -> dict[tuple[Any, ...], Any]:
+        """What was derived of the trial once for as long as its files stay the same."""
         return {}
 
     @property
@@ -237,7 +238,9 @@ class Gathered:
 
     @cached_property
     def _journals(self) -> Journals:
-        return self.memory.journals if self.memory else Journals(self.paths, self._kept)
+        if self.memory is not None:
+            return self.memory.journals
+        return Journals(self.paths, self._kept, lambda: self.config)
 
     @property
     def id(self) -> str:

@@ -84,17 +84,27 @@ class TermJournal:
 
 
 class Journals:
-    """The journals of one experiment as this process has read them, and others before it."""
+    """The journals of one experiment as this process has read them, and others before it.
 
-    def __init__(self, paths: ExperimentPaths, kept: Kept | None = None) -> None:
+    Args:
+        resolved: returns the config; by default it is read from its file.
+    """
+
+    def __init__(
+        self,
+        paths: ExperimentPaths,
+        kept: Kept | None = None,
+        resolved: Callable[[], resolved_config.Resolved] | None = None,
+    ) -> None:
         self._paths = paths
+        self._resolved = resolved or (lambda: resolved_config.load(paths.config))
         self._kept = kept if kept is not None else Kept(paths)
         self._attempts: dict[tuple[int, int], AttemptJournal] = {}
         self._terms: dict[Path, TermJournal] = {}
 
     @cached_property
     def compared(self) -> Compared:
-        return Compared.of(resolved_config.load(self._paths.config))
+        return Compared.of(self._resolved())
 
     def attempt(self, paths: AttemptPaths) -> AttemptJournal:
         """Return the summary of an attempt's journal as it is now."""

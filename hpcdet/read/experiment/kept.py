@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +27,7 @@ from hpcdet.store.trials.standing import Standing
 from hpcdet.units import Length
 
 if TYPE_CHECKING:
-    from hpcdet.read.experiment.gather import GatheredTrial
+    from hpcdet.read.experiment.gather import GatheredAttempt, GatheredTrial
 
 T = TypeVar("T")
 R = TypeVar("R", bound=JsonRecord)
@@ -39,8 +40,11 @@ _ABSENT = (-1, -1, -1)
 NOT_READABLE = (HpcdetError, OSError, ValueError, TypeError, LookupError, AttributeError)
 """What reading a damaged record, or a value that another version has kept, may raise."""
 
-_FEW = 2
+_FEW = 64
 """Parts that are asked for one by one; then all of the experiment are read at once."""
+
+_TOGETHER = 100
+"""Trials whose records and digests are one part: read, and written, together."""
 
 
 def clock() -> float:
@@ -62,6 +66,7 @@ class Kept:
         self._home = "" if afresh else None
         self._every: dict[str, bytes] | None = None
         self._asked = 0
+        self._trials: dict[int, dict[str, Any]] = {}
         self._store = derived_store.opened()
 
     @property
@@ -103,6 +108,26 @@ class Kept:
             if self._every is not None:
                 self._every[part] = value
 
+    def trial(self, number: int) -> dict[str, Any] | None:
+        """Return what is kept of a trial, and may not be changed; None if nothing is."""
+        value = self._beside(number).get(str(number))
+        return value if isinstance(value, dict) else None
+
+    def put_trial(self, number: int, value: dict[str, Any]) -> None:
+        if self.home:
+            beside = self._beside(number)
+            beside[str(number)] = value
+            part = f"trials {number // _TOGETHER}"
+            self._store.put(self.home, part, lambda: json.dumps(dict(beside)).encode())
+
+    def _beside(self, number: int) -> dict[str, Any]:
+        """Return what is kept of the trials that are in one part with this one."""
+        place = number // _TOGETHER
+        if place not in self._trials:
+            found = self.decoded(f"trials {place}", json.loads)
+            self._trials[place] = found if isinstance(found, dict) else {}
+        return self._trials[place]
+
 
 # -- how files look ----------------------------------------------------------------------------
 
@@ -139,15 +164,15 @@ def sight(journal: Path) -> Sight:
 
 def rests(seen: Sight, now: float) -> bool:
     """True if what looks so was written long enough ago to look different after a change."""
-    return now - max(seen[::3]) / 1e9 > freshness.SKEW_S
+    return now - max(seen[::3], default=0) / 1e9 > freshness.SKEW_S
 
 
-def dated(value: dict[str, Any], before: dict[str, Any], now: float) -> bytes:
+def dated(value: dict[str, Any], before: dict[str, Any], now: float) -> dict[str, Any]:
     """Return a value to keep, with the times since and until which it looked as in ``seen``."""
     changed = before["changed"] if before.get("seen") == value["seen"] else now
     if rests(value["seen"], now):
         changed = now - freshness.TICK_S
-    return json.dumps({**value, "changed": changed, "read": now}).encode()
+    return {**value, "changed": changed, "read": now}
 
 
 def settled(value: dict[str, Any]) -> bool:
@@ -159,17 +184,50 @@ def settled(value: dict[str, Any]) -> bool:
 # -- trials ------------------------------------------------------------------------------------
 
 
-def recall(trial: GatheredTrial, kept: Kept) -> dict[str, Any]:
-    """Return a trial's records by the names of its properties, from the store or read now.
+@dataclass(frozen=True)
+class Recalled:
+    """The records of a trial as they were read before, each made of plain values at its use.
 
-    None at all if one is damaged: who asks for that one is told so. ``signature`` is a text that
-    differs once they do.
+    Attributes:
+        signature: text that differs once they do.
     """
-    part, now = f"trial {trial.paths.number}", kept.clock()
-    before = kept.decoded(part, json.loads)
+
+    signature: str
+    _plain: dict[str, Any]
+
+    @property
+    def record(self) -> Trial | None:
+        return _record(Trial, self._plain["record"])
+
+    @property
+    def controls(self) -> list[Control]:
+        found = (_record(Control, one) for one in self._plain["controls"])
+        return [control for control in found if control is not None]
+
+    @property
+    def standing(self) -> Standing:
+        fields = self._plain["standing"]
+        return Standing(**{**fields, "last_end": _record(End, fields["last_end"])})
+
+    def attempts(self, trial: GatheredTrial) -> list[GatheredAttempt]:
+        found = []
+        for number, claim, end, verdict in self._plain["attempts"]:
+            attempt = trial.attempt_of(trial.paths.attempt(number))
+            records = (_record(Claim, claim), _record(End, end), _record(Verdict, verdict))
+            vars(attempt).update(zip(("claim", "end", "verdict"), records, strict=True))
+            found.append(attempt)
+        return found
+
+
+def recall(trial: GatheredTrial, kept: Kept) -> Recalled | None:
+    """Return a trial's records, from the store or read now.
+
+    None if one is damaged: who asks for that one is told so.
+    """
+    now, before = kept.clock(), kept.trial(trial.number)
     try:
         if before is not None and _holds(trial.paths, before):
-            return _restored(trial, before)
+            return _whole(before)
     except NOT_READABLE:
         before = None
     fresh = type(trial)(trial.paths, trial.journals)
@@ -178,12 +236,17 @@ def recall(trial: GatheredTrial, kept: Kept) -> dict[str, Any]:
         seen = sights(_placed(trial.paths, folders), _placed(trial.paths, records))
         text = json.dumps(_plain(fresh), default=Length.encode)
     except NOT_READABLE:
-        return {}
+        return None
     signature = hashlib.sha256(f"{folders} {seen} {text}".encode()).hexdigest()
     about = {"folders": folders, "records": records, "seen": seen, "signature": signature}
-    kept.put(part, dated({**about, "text": text}, before or {}, now))
-    names = ("record", "controls", "attempts", "standing")
-    return {"signature": signature, **{name: getattr(fresh, name) for name in names}}
+    value = dated({**about, "plain": json.loads(text)}, before or {}, now)
+    kept.put_trial(trial.number, value)
+    return _whole(value)
+
+
+def _whole(value: dict[str, Any]) -> Recalled:
+    """Return what a value holds, of which every part was made once."""
+    return Recalled(value["signature"], value["plain"])
 
 
 def _holds(paths: TrialPaths, value: dict[str, Any]) -> bool:
@@ -234,34 +297,14 @@ def _fields(record: JsonRecord | None) -> dict[str, Any] | None:
     return None if record is None else vars(record)
 
 
-def _restored(trial: GatheredTrial, value: dict[str, Any]) -> dict[str, Any]:
-    attempts, text = [], json.loads(value["text"])
-    for number, claim, end, verdict in text["attempts"]:
-        attempt = trial.attempt_of(trial.paths.attempt(number))
-        records = {
-            "claim": _record(Claim, claim),
-            "end": _record(End, end),
-            "verdict": _record(Verdict, verdict),
-        }
-        vars(attempt).update(records)
-        attempts.append(attempt)
-    last = _record(End, text["standing"].pop("last_end"))
-    return {
-        "signature": value["signature"],
-        "record": _record(Trial, text["record"]),
-        "controls": [_record(Control, one) for one in text["controls"]],
-        "attempts": attempts,
-        "standing": Standing(**text["standing"], last_end=last),
-    }
-
-
 def _record(kind: type[R], fields: dict[str, Any] | None) -> R | None:
     """Return a record of fields that were checked when its file was read."""
     if fields is None:
         return None
-    for key in ("until", "length"):
-        if isinstance(length := fields.get(key), dict):
-            fields[key] = Length.decode(length)
     record = object.__new__(kind)
-    vars(record).update(fields)
+    known = vars(record)
+    known.update(fields)
+    for key in ("until", "length"):
+        if isinstance(length := known.get(key), dict):
+            known[key] = Length.decode(length)
     return record

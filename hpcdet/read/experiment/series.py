@@ -150,13 +150,13 @@ def best_validation(
     Args:
         metric: one by which trials are compared (``summary.Compared``).
     """
-    key = (metric, smaller_is_better)
-    if key not in trial.best:  # found once for as long as the trial's files stay the same
+    key = ("best", metric, smaller_is_better)
+    if key not in trial.derived:
         choose = min if smaller_is_better else max
-        trial.best[key] = _best_of_floats(trial, metric, choose) or _best_of_any(
-            trial, metric, choose
-        )
-    return trial.best[key]
+        found = _best_of_floats(trial, metric, choose) or _best_of_any(trial, metric, choose)
+        trial.derived[key] = found
+    known: tuple[int, Any] | None = trial.derived[key]
+    return known
 
 
 def _best_of_any(

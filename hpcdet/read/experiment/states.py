@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hpcdet.read.experiment import digests
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial, GatheredWorker
 from hpcdet.store.decisions import chain, lease
 from hpcdet.store.folder import home, layout
@@ -18,46 +19,21 @@ ENDED: frozenset[str] = frozenset({"COMPLETED", "STOPPED", "CANCELED", "ERROR"})
 FRESH_S = 120.0
 """Who gave no sign of life for so long is not counted as alive (beats come every 15 s)."""
 
-_BY_STANDING: dict[str, TrialState] = {
-    "running": "RUNNING",
-    "paused": "PAUSED",
-    "stopped": "STOPPED",
-    "failed": "ERROR",
-    "done": "COMPLETED",
-    "doubtful": "PENDING",
-    "runnable": "PENDING",
-}
-
 
 def trial_state(trial: GatheredTrial, over: str = "") -> TrialState:
-    """Return the state of one trial.
+    """Return the state of one trial; ``over`` as in ``at_end``."""
+    return at_end(digests.state(trial), over)
+
+
+def at_end(state: TrialState, over: str) -> TrialState:
+    """Return the state of a trial that has this one in an experiment that goes on.
 
     Args:
         over: state of the closed experiment, in which no unfinished trial will ever end; or "".
     """
-    control = trial.control
-    action = control.action if control else "run"
-    state = _BY_STANDING[trial.standing.state]
-    if state == "RUNNING":
-        return "STOPPING" if action != "run" else "RUNNING"
-    if action == "kill":
-        return "CANCELED"
     if over in ENDED and state in ("PENDING", "PAUSED"):
         return "ERROR" if over == "ERROR" else "CANCELED"
-    if state == "COMPLETED" and _left_early(trial):
-        return "STOPPED"
     return state
-
-
-def _left_early(trial: GatheredTrial) -> bool:
-    """True if the newest attempt ended because the search asked for it, not by its own code."""
-    end, control = trial.standing.last_end, trial.control
-    return (
-        end is not None
-        and end.reason == "stopped"
-        and control is not None
-        and control.action != "run"
-    )
 
 
 def stuck(gathered: Gathered) -> bool:
@@ -86,7 +62,6 @@ def experiment_state(gathered: Gathered) -> tuple[ExperimentState, str]:
         return "STOPPING", why  # decided; waiting jobs and the hook come before it is closed
     if state in ENDED:
         state, why = "RUNNING", ""
-    busy = any(trial.standing.open_attempt for trial in gathered.trials)
     match _unheard(gathered):
         case "cancel":
             return "STOPPING", "canceled by its user"
@@ -94,7 +69,7 @@ def experiment_state(gathered: Gathered) -> tuple[ExperimentState, str]:
             state, why = "PAUSED", "paused by its user"
         case "resume" | "retry":
             state, why = "RUNNING", ""
-    if state == "PAUSED" and busy:
+    if state == "PAUSED" and any(trial.standing.open_attempt for trial in gathered.trials):
         # who is paused by trouble still lets run what runs
         return ("RUNNING" if said.get("by") else "STOPPING"), why
     if state == "PENDING" and any(trial.attempts for trial in gathered.trials):

@@ -139,6 +139,7 @@ class AttemptJournal:
         rows: how many values of metrics it has.
         reached: batches the trial had trained by it; None if it has no such line.
         heard: the time of its last line; "" if it has none.
+        profiled: it has lines of the kind ``profile``.
         lines: those that are not of the kinds ``PASSING``.
         compared: by metric, the validations that trials are compared by.
     """
@@ -147,6 +148,7 @@ class AttemptJournal:
     rows: int = 0
     reached: int | None = None
     heard: str = ""
+    profiled: bool = False
     lines: list[Line] = field(default_factory=list)
     compared: dict[str, Validations] = field(default_factory=dict)
 
@@ -182,6 +184,8 @@ class AttemptJournal:
             self.rows += len(line["metrics"])
             if line["group"] == "validation":
                 self._compare(line, by)
+        elif kind == "profile":
+            self.profiled = True
         elif kind not in PASSING:
             self.lines.append(line)
         self.heard = line["t"]
@@ -229,5 +233,5 @@ class AttemptJournal:
             for part in (of_metric.steps, of_metric.lengths, of_metric.floats):
                 part.frombytes(rest[begin : begin + 8 * count])
                 begin += 8 * count
-        own = {key: head.pop(key) for key in ("rows", "reached", "heard", "lines")}
+        own = {key: head.pop(key) for key in ("rows", "reached", "heard", "profiled", "lines")}
         return cls(JournalPosition(*head.pop("mark")), **own, compared=compared), head

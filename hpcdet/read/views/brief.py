@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hpcdet.read.experiment import changes, standings, states
+from hpcdet.read.experiment.digests import digests
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.views.trials import TrialStatusView, best_trial, compared, leader, seconds
 from hpcdet.store.folder import trust
@@ -62,7 +63,7 @@ def brief(source: ExperimentPaths | Gathered) -> ExperimentView:
     gathered = gather(source)
     state, why = states.experiment_state(gathered)
     config, stand = gathered.config, standings.standings(gathered)
-    rows = compared(gathered, stand)
+    rows = compared(gathered, stand, digests(gathered))
     best = leader(stand) if stand else best_trial(rows, config.searcher.smaller_is_better)
     made = created(gathered)
     return ExperimentView(

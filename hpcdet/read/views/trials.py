@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from hpcdet.read.experiment import continuations, series, standings, states
-from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTrial, gather
+from hpcdet.read.experiment import series, standings, states
+from hpcdet.read.experiment.digests import TrialDigest, digests
+from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, gather
 from hpcdet.read.experiment.standings import Standings
 from hpcdet.read.views.items import OPTIONAL, ViewPart
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -184,30 +186,17 @@ class FingerprintView:
 def trials(source: ExperimentPaths | Gathered) -> list[TrialStatusView]:
     """Return every trial."""
     gathered = gather(source)
-    return compared(gathered, standings.standings(gathered))
+    return compared(gathered, standings.standings(gathered), digests(gathered))
 
 
-def compared(gathered: Gathered, stand: Standings | None) -> list[TrialStatusView]:
-    """Return every trial, by the standings of the experiment."""
+def compared(
+    gathered: Gathered, stand: Standings | None, found: Sequence[TrialDigest]
+) -> list[TrialStatusView]:
+    """Return every trial of these digests, by the standings of the experiment."""
     state, _ = states.experiment_state(gathered)
     over = state if state in states.ENDED else ""
-    searcher = gathered.config.searcher
-    if stand is not None:
-        best = {
-            number: (report.metrics[searcher.metric], report.step)
-            for number, report in stand.best.items()
-        }
-    else:
-        by, smaller = searcher.metric, searcher.smaller_is_better
-        best = {
-            each.number: found[::-1]
-            for each in gathered.trials
-            if (found := series.best_validation(each, by, smaller)) is not None
-        }
-    return [
-        _trial(gathered, each, best.get(each.number, (None, None)), over, stand)
-        for each in gathered.trials
-    ]
+    metric = gathered.config.searcher.metric
+    return [_trial(gathered.id, each, over, stand, metric) for each in found]
 
 
 def comparison(stand: Standings, trial: int) -> ComparisonView:
@@ -263,44 +252,19 @@ def ranked(stand: Standings, trial: int) -> RankedView:
 
 
 def _trial(
-    gathered: Gathered,
-    trial: GatheredTrial,
-    best: tuple[Any, int | None],
-    over: str,
-    stand: Standings | None,
+    id: str, digest: TrialDigest, over: str, stand: Standings | None, metric: str
 ) -> TrialStatusView:
-    record, control = trial.record, trial.control
-    claims = [a.claim for a in trial.attempts if a.claim is not None]
-    end = trial.attempts[-1].end if trial.attempts else None
-    return TrialStatusView(
-        id=f"{gathered.id}/{trial.number}",
-        trial=trial.number,
-        state=states.trial_state(trial, over),
-        steps=trial.steps,
-        best=best[0],
-        best_step=best[1],
-        restarts=continuations.restarts(trial),
-        promotions=continuations.promotions(trial),
-        failures=trial.standing.failures,
-        attempts=len(trial.attempts),
-        why=(control.why if control else "") or (end.error if end else ""),
-        until=control.until if control else None,
-        hyperparameters=record.params if record else {},
-        seed=record.seed if record and record.seed >= 0 else None,
-        parent=record.parent if record else "",
-        origin=record.origin if record else {},
-        last_checkpoint=_last_checkpoint(trial),
-        start=claims[0].at if claims else "",
-        end=end.at if end else "",
-        compared=comparison(stand, trial.number) if stand else None,
-    )
-
-
-def _last_checkpoint(trial: GatheredTrial) -> LastCheckpointView | None:
-    for attempt in reversed(trial.attempts):
-        for line in reversed([*attempt.of_kind("checkpoint")]):
-            return LastCheckpointView(line["name"], line["step"], line["t"])
-    return None
+    known = dict(vars(digest))
+    del known["not_finite"]
+    known["state"] = states.at_end(digest.state, over)
+    if stand is not None:
+        report = stand.best.get(digest.trial)
+        known["best"] = report.metrics[metric] if report else None
+        known["best_step"] = report.step if report else None
+        known["compared"] = comparison(stand, digest.trial)
+    if digest.last_checkpoint is not None:
+        known["last_checkpoint"] = LastCheckpointView(*digest.last_checkpoint)
+    return TrialStatusView(id=f"{id}/{digest.trial}", **known)
 
 
 def attempts(source: ExperimentPaths | Gathered, trial: int = 0) -> list[AttemptView]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from hpcdet.read.experiment import changes, standings, states
 from hpcdet.read.experiment.changes import Change, NoteView
+from hpcdet.read.experiment.digests import digests
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.experiment.series import metrics
 from hpcdet.read.usage import costs
@@ -257,7 +258,8 @@ def status(source: Source) -> StatusView:
     keepers, stuck = states.health(gathered), states.stuck(gathered)
     searcher = gathered.config.searcher
     stand = standings.standings(gathered)
-    rows = compared(gathered, stand)
+    found = digests(gathered)
+    rows = compared(gathered, stand, found)
     return StatusView(
         id=gathered.id,
         name=gathered.config.name,
@@ -296,19 +298,11 @@ def status(source: Source) -> StatusView:
         spent=costs.spent(gathered),
         purged=purged(gathered),
         unsent=unsent(gathered.paths),
-        not_finite=_not_finite(gathered),
+        not_finite=[
+            NotFiniteView(one.trial, *one.not_finite) for one in found if one.not_finite is not None
+        ],
         trials=rows,
     )
-
-
-def _not_finite(gathered: Gathered) -> list[NotFiniteView]:
-    newest = [(trial.number, trial.attempts[-1]) for trial in gathered.trials if trial.attempts]
-    found = ((number, next(one.of_kind("not_finite"), None)) for number, one in newest)
-    return [
-        NotFiniteView(number, line["group"], line["step"], line["names"])
-        for number, line in found
-        if line is not None
-    ]
 
 
 def _paused_bytes(gathered: Gathered, rows: list[TrialStatusView]) -> int | None:

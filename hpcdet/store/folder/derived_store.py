@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from hpcdet.store.fs import files
 if TYPE_CHECKING:
     import sqlite3
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised whenever something else is kept under a name."""
 
 _SETTLED_S = 3.0
@@ -45,6 +46,9 @@ _TABLE = (
 )
 
 
+Value = bytes | Callable[[], bytes]
+
+
 class DerivedStore:
     """The store; safe to use by several threads, and by several processes at once.
 
@@ -54,7 +58,7 @@ class DerivedStore:
     def __init__(self) -> None:
         self._base: sqlite3.Connection | None = None
         self._lock = threading.Lock()
-        self._waiting: dict[tuple[str, str], bytes] = {}
+        self._waiting: dict[tuple[str, str], Value] = {}
         self._size = 0
         self._failed: tuple[type[Exception], ...] = ()
         self._path: Path | None = None
@@ -85,7 +89,7 @@ class DerivedStore:
         """Return a value; None if it is not known."""
         with self._lock:
             if (value := self._waiting.get((home, part))) is not None:
-                return value
+                return _made(value)
         found = self._rows("home = ? AND part = ?", (home, part))
         return found.get(part)
 
@@ -93,16 +97,22 @@ class DerivedStore:
         """Return all known values of a home by their parts."""
         found = self._rows("home = ?", (home,))
         with self._lock:
-            found |= {part: value for (of, part), value in self._waiting.items() if of == home}
+            waiting = [(part, value) for (of, part), value in self._waiting.items() if of == home]
+        found |= {part: _made(value) for part, value in waiting}
         return found
 
-    def put(self, home: str, part: str, value: bytes) -> None:
-        """Keep a value in place of the former one; written with others, or at the end."""
+    def put(self, home: str, part: str, value: Value) -> None:
+        """Keep a value in place of the former one; written with others, or at the end.
+
+        Args:
+            value: or what makes it, and is called when it is written: of what changes until then,
+                only the last one is made.
+        """
         if self._base is None:
             return
         with self._lock:
             self._waiting[home, part] = value
-            self._size += len(value)
+            self._size += len(value) if isinstance(value, bytes) else 0
             full = self._size > _AT_ONCE
         if full:
             self.flush()
@@ -114,10 +124,8 @@ class DerivedStore:
             if self._base is None or not waiting:
                 return
             today = int(time.time()) // _DAY_S
-            rows = (
-                (home, part, today, zlib.crc32(value), value)
-                for (home, part), value in waiting.items()
-            )
+            made = ((home, part, _made(value)) for (home, part), value in waiting.items())
+            rows = ((home, part, today, zlib.crc32(value), value) for home, part, value in made)
             try:
                 self._base.execute("BEGIN IMMEDIATE")
                 self._base.executemany("INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?)", rows)
@@ -159,6 +167,10 @@ class DerivedStore:
             if self._path is not None and not isinstance(error, sqlite3.OperationalError):
                 _remove(self._path)
                 self._base, self._path = _connected(self._path), None
+
+
+def _made(value: Value) -> bytes:
+    return value if isinstance(value, bytes) else value()
 
 
 def _connected(path: Path) -> sqlite3.Connection:
