@@ -18,7 +18,9 @@ async function main() {
   state = readFragment();
   trialTable();
   curveTools();
-  for (const figure of $$("figure[data-chart]")) DRAW[figure.dataset.chart](figure);
+  const figures = $$("figure[data-chart]");
+  for (const figure of figures) figure.classList.add("drawn"); // at once: each change lays the page out anew
+  for (const figure of figures) DRAW[figure.dataset.chart](figure);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((one) => one.draw()));
   addEventListener("hashchange", () => {
     const given = readFragment();

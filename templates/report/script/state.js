@@ -147,7 +147,6 @@ const charts = [];
 function chart(figure, keys, option, more = () => {}) {
   const place = $(".plot", figure);
   const drawn = echarts.init(place, null, { renderer: "canvas" });
-  figure.classList.add("drawn");
   place.setAttribute("role", "img");
   place.setAttribute("aria-label", $("figcaption", figure).textContent.trim());
   const draw = () => {

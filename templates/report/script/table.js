@@ -91,7 +91,12 @@ function trialTable() {
       line.cells[1].firstChild.setAttribute("aria-pressed", String(picked.has(trial)));
     }
   }
-  for (const draw of [order, show, columns, pick]) draw();
+  // thousands of rows are as they should be where nothing is chosen
+  if (state.sort) order();
+  if (narrowed()) show();
+  else $("#shown").textContent = `${rows.size} of ${rows.size} trials`;
+  if (state.hide.length) columns();
+  if (state.pick.length) pick();
 }
 
 function toggle(trial) {
