@@ -12,7 +12,15 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from hpcdet.read import catalog
 from tests.builders import Builder, sweep
-from tests.read.test_report_browser import HOSTILE, browser, page, pytestmark, ready
+from tests.read.test_report_browser import (
+    HOSTILE,
+    broken,
+    browser,
+    in_colours,
+    page,
+    pytestmark,
+    ready,
+)
 from tests.serve.conftest import Served, serving
 
 __all__ = ["browser", "page", "pytestmark"]
@@ -85,3 +93,20 @@ def test_a_new_metric_is_drawn_while_somebody_looks(page: webdriver.Chrome, tmp_
         )
         ready(page)
         assert [line for line in page.get_log("browser") if line["level"] == "SEVERE"] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_breaks_a_rule_of_accessibility(
+    page: webdriver.Chrome, tmp_path: Path, scheme: str
+) -> None:
+    sweep(tmp_path / "digits-7f3a")
+    sweep(tmp_path / "digits-91c0")
+    in_colours(page, scheme)
+    with serving(tmp_path, "--port", "0") as served:
+        host = f"http://localhost:{served.told['port']}"
+        page.get(f"{host}/?token={served.told['token']}")
+        for address in PAGES:
+            page.get(f"{host}{address}")
+            if address == "/e/digits-7f3a":
+                ready(page)
+            assert broken(page) == [[], []], address
