@@ -122,7 +122,7 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The experiment's name."""
         return self._gather().config.name
 
     @property
@@ -137,7 +137,7 @@ class Experiment:
 
     @property
     def user(self) -> str:
-        """Who made it."""
+        """The user that made it."""
         return brief.user(self._gather())
 
     @property

@@ -241,7 +241,7 @@ class Version:
         return self.paths.trial(self.record.trial).checkpoints / self.record.checkpoint
 
     def unchanged_checkpoint(self) -> Path:
-        """Return the folder of its checkpoint, for whoever uses what is in it.
+        """Return the folder of its checkpoint.
 
         Raises:
             IntegrityError: it holds no checkpoint, or another one than was added.

@@ -148,7 +148,7 @@ class _Later(Exception):
 
 
 class _Full(Exception):
-    """As many jobs run as the site allows at once."""
+    """The site's limit of running jobs is reached."""
 
 
 def cancel_surplus(holder: Holder, places: Iterable[TaskPlace], surplus: int) -> None:

@@ -73,7 +73,7 @@ class PlannedEntropy:
         return shares / shares.sum() if shares.any() else None
 
     def _of_data(self) -> Mapping[str, int]:
-        """Rows of each source in the data's first epoch; nothing if they cannot be told."""
+        """Return each source's rows in the first epoch; {} where they cannot be counted."""
         if self._counted is None:
             order, epoch = self._order, None
             if order is not None:

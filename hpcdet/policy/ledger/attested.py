@@ -189,7 +189,7 @@ def refuse_other_counts(claim: CheckpointClaim, found: AttestedCheckpoint) -> No
 
 
 def _is_exposure(said: Mapping[str, Any], counted: Mapping[str, Mapping[str, float]]) -> bool:
-    """Whether what a manifest says of exposure is what was counted, by source and layer."""
+    """True if a manifest's exposure is that counted by source and layer."""
     try:
         rows = dict(zip(said["sources"], said["exposure"], strict=True))
         layers = {layer for row in counted.values() for layer in row}

@@ -267,7 +267,7 @@ def _view(
 
 
 def _unreadable(trial: GatheredTrial) -> str:
-    """What is said of a trial whose checkpoints cannot be read; "" if it has none."""
+    """Return the note on a trial without readable checkpoints; "" if it has none at all."""
     try:
         names = sorted(one.name for one in trial.paths.checkpoints.iterdir())
     except (FileNotFoundError, NotADirectoryError):

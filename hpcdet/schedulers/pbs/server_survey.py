@@ -23,7 +23,7 @@ def survey() -> ClusterSurvey:
 
 
 def surveyed(known: Attributes, nodes: str) -> ClusterSurvey:
-    """What ``qstat -Bf``, ``qstat -Qf`` and ``pbsnodes -a -F json`` say together. Pure."""
+    """The content of ``qstat -Bf``, ``qstat -Qf`` and ``pbsnodes -a -F json``. Pure."""
     server = known.get("", {})
     name = server.get("server_host", "").partition(".")[0] or "pbs"
     shapes = _shapes(nodes)

@@ -60,7 +60,7 @@ def _waits(row: PbsRow) -> tuple[str, Wait]:
 
 
 def end(row: PbsRow) -> TaskState:
-    """How a completed job ended; ``GONE`` where nothing says.
+    """Return the end of a completed job; ``GONE`` where it is unknown.
 
     Torque does not say who deleted a job, and calls one that is over its walltime killed.
     """
