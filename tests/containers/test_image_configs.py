@@ -182,6 +182,13 @@ def test_only_files_are_copied_to_nodes_and_only_where_the_site_has_a_disk(tmp_p
     made = loaded(tmp_path, environment={"image": str(tmp_path)}).config
     site = x.local_site(container={**CONTAINER, "stage": True}, paths={"local": str(tmp_path)})
     assert not contained.is_staged(contained.image(made, site)), "a folder is used where it is"
+    (image := tmp_path / "torch.sif").touch()
+    staged = loaded(tmp_path, environment={"image": str(image)}).config
+    found = contained.image(staged, site)
+    assert found is not None and contained.is_staged(found)
+    paths, inherited = ExperimentPaths(tmp_path / "exp"), {staged_data.PLACE: str(tmp_path)}
+    run = contained.command(found, staged, site, paths, ["-c", ""], inherited)
+    assert "hpcdet.containers.node_copy" not in run.command, "another attempt's disk says nothing"
     no_disk = x.local_site(container={**CONTAINER, "stage": True})
     assert "container.stage means nothing without paths.local" in idle_keys.idle(no_disk)[0]
     with pytest.raises(ValidationError, match="images of podman-hpc are no files"):

@@ -115,7 +115,8 @@ def command(
         )
     )
     whole = ("/usr/bin/env", *changes, *made.command)
-    if staged_data.PLACE in environ and is_staged(image):
+    # a shell of an attempt without an image has the disk alone
+    if staged_data.PLACE in environ and DIGEST in environ and is_staged(image):
         python = interpreters.of_jobs(experiment, site)
         whole = node_copy.command(python, image.name, environ[DIGEST], whole)
     return Contained(whole, made.step_args)
