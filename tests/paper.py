@@ -288,6 +288,9 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
 
 @dataclass
 class World:
@@ -321,7 +324,11 @@ class World:
 
     def holder(self, kind: str = "test", hold: bool = False) -> Holder:
         """A new process, as it were."""
-        hands = Hands(self.resolved, self.site, self.scheduler, self.method, _build, self.clock)
+        clock = self.clock
+        hands = Hands(
+            *(self.resolved, self.site, self.scheduler, self.method, _build, clock),
+            sleep=clock.sleep,
+        )
         return Holder(self.paths, kind, hands, hold)
 
     def play(self) -> Player:

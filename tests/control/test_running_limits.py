@@ -230,6 +230,31 @@ def test_an_experiment_whose_jobs_are_all_held_is_woken(
     assert not scheduler.held["1"], "by one that has ended"
 
 
+@pytest.mark.parametrize("lives", [False, True])
+def test_one_whose_holder_has_just_died_is_woken_once_its_lease_is_over(
+    tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch, lives: bool
+) -> None:
+    first = make(scheduler, tmp_path / "a", 4, max_running=4)
+    second = make(scheduler, tmp_path / "b", 4, max_running=4)
+    worlds = {world.paths.root: world for world in (first, second)}
+    monkeypatch.setattr(Holder, "open", opener(worlds))
+    other, one = second.holder(), first.holder()
+    advance(second.paths, other)
+    advance(first.paths, one)
+    scheduler.foreign = 4
+    later(second, other, 1)
+    later(first, one, 1)
+    assert scheduler.held["1"]
+    scheduler.foreign = 0
+    began = second.clock.now
+    monkeypatch.setattr(lease, "moved", lambda *_: lives)
+    commands.ask(first.paths, "cancel")
+    later(first, one, 3)
+    assert closed(first)[0] == "CANCELED"
+    assert scheduler.held["1"] == lives, "its own holder sees to it, if it lives"
+    assert (second.clock.now - began >= second.site.lease_ttl_s) == (not lives)
+
+
 def test_a_slow_turn_of_an_experiment_that_is_woken_costs_no_lease(
     tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:

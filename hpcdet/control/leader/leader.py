@@ -69,7 +69,7 @@ class Hands:
 
     Attributes:
         build: renders the script of an intent (``jobs.script.submission.build``).
-        clock: seconds that never go back.
+        clock: seconds that never go back; ``sleep`` lets them pass.
         known: recorded hyperparameters of trials, for ``method`` when it is told everything again.
         sweep: removes checkpoints that no rule keeps once an experiment is over.
         pulse: what ``method`` calls while it waits for a process of its own.
@@ -86,6 +86,7 @@ class Hands:
     sweep: Callable[[ExperimentPaths], None] | None = None
     pulse: Pulse = field(default_factory=Pulse)
     held: Held | None = None
+    sleep: Callable[[float], None] = time.sleep
 
     @classmethod
     def of(cls, paths: ExperimentPaths) -> Hands:

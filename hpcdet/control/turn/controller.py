@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hpcdet.control.fleet import dependencies, running_limits, sentinel_jobs, stuck_jobs
@@ -21,6 +21,7 @@ from hpcdet.control.turn.user_commands import obey
 from hpcdet.control.upkeep import accounting, close_attempts
 from hpcdet.control.upkeep.packing import pack_ended
 from hpcdet.errors import HpcdetError, IntegrityError
+from hpcdet.store.decisions import lease
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed
 
@@ -29,6 +30,7 @@ __all__ = ["Holder", "Turn", "advance"]
 _OTHERS_S = 300.0
 """A turn of another experiment takes less: a hook and a command of the scheduler, each at its
 limit."""
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,8 @@ def _close(holder: Holder, fleet: FleetView) -> bool:
     if not experiment_state.close(holder, fleet):
         return False
     running_limits.leave(holder, fleet)
-    _wake(holder, [*dependencies.followers(holder.paths), *_stranded(holder)])
+    others = [*dependencies.followers(holder.paths), *_stranded(holder)]
+    _wake(holder, others, _last_turn)
     experiment_state.sweep(holder)
     return True
 
@@ -187,14 +190,18 @@ def _stranded(holder: Holder) -> list[ExperimentPaths]:
     return found
 
 
-def _wake(holder: Holder, others: Iterable[ExperimentPaths]) -> None:
+def _wake(
+    holder: Holder,
+    others: Iterable[ExperimentPaths],
+    turn_of: Callable[[ExperimentPaths, Holder], Turn] = advance,
+) -> None:
     """Turn the crank of experiments that wait for this one, and keep its lease. Best effort."""
     for other in others:
         try:
             with holder.lease.kept(_OTHERS_S):
                 its = Holder.open(other, "wake", submits=holder.submits)
                 try:
-                    turn = advance(other, its)
+                    turn = turn_of(other, its)
                 finally:
                     its.close()
         except (HpcdetError, OSError) as error:
@@ -202,3 +209,18 @@ def _wake(holder: Holder, others: Iterable[ExperimentPaths]) -> None:
         else:
             woken = turn.held or turn.closed
             holder.actions.append(f"{'woke' if woken else 'another process has'} {other.id}")
+
+
+def _last_turn(other: ExperimentPaths, its: Holder) -> Turn:
+    """Turn the crank of an experiment that nobody may wake later.
+
+    Its holder may have died a moment ago: until it beats, or its lease is over, this one waits.
+    """
+    seen, until = lease.last(other), its.hands.clock() + its.lease.ttl_s + 2 * _LOOK_S
+    turn = advance(other, its)
+    while not (turn.held or turn.closed or lease.moved(other, seen)):
+        if its.hands.clock() >= until:
+            break
+        its.hands.sleep(_LOOK_S)
+        turn = advance(other, its)
+    return turn
