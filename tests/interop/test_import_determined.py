@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +221,30 @@ def test_values_that_no_record_can_have_become_others(cli: Cli, tmp_path: Path) 
     assert shown["name"] == "half ?"
     assert shown["trials"][0]["hyperparameters"]["odd ?"] == "NaN"
     cli("report", row["id"], "-o", tmp_path / "page.html")
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The place of each value below; of lists, the first item's alone."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value[:1])
+    for key, inner in pairs:
+        yield (*at, key)
+        if isinstance(inner, dict | list):
+            yield from places(inner, (*at, key))
+
+
+def test_any_value_of_another_type_is_taken_or_refused(tmp_path: Path) -> None:
+    file = tmp_path / "one.json"
+    whole = [json.loads(path.read_text()) for path in FILES[:2]]
+    for at in places(whole):
+        for junk in ("x", -1.5):
+            changed = copy.deepcopy(whole)
+            inner = changed
+            for key in at[:-1]:
+                inner = inner[key]
+            inner[at[-1]] = junk
+            file.write_text(json.dumps(changed))
+            with contextlib.suppress(ConfigError):
+                determined_json.read([file])
 
 
 def test_an_experiment_that_still_ran_there_is_canceled_here(cli: Cli, tmp_path: Path) -> None:

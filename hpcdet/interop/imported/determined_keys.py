@@ -94,6 +94,6 @@ def _readable(value: Mapping[str, Any]) -> bool:
     try:
         resolved: Searcher = resolved_config.resolve(value).searcher
         _ = resolved.goals, resolved.rungs
-    except (HpcdetError, ValueError, TypeError):
+    except (HpcdetError, ValueError, TypeError, LookupError, ArithmeticError):
         return False
     return True
