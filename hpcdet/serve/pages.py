@@ -32,6 +32,7 @@ from hpcdet.read.usage.slot_hours import SlotHoursView
 from hpcdet.read.views import logs, views
 from hpcdet.read.views.items import text
 from hpcdet.registry import compared_versions, version_views
+from hpcdet.registry.version_views import VersionView
 from hpcdet.serve.answers import answered, etag, unchanged
 from hpcdet.serve.query_parameters import Query
 from hpcdet.serve.served_experiments import ServedExperiments
@@ -254,10 +255,13 @@ class Pages:
             for one in found.items
         ]
         nothing = "No model yet: hpcdet registry add NAME ID --best"
-        words = "Changes are made on the command line: hpcdet registry --help"
-        part = PagePart("models", "Models", columns, rows, words=words, nothing=nothing)
+        parts = [PagePart("models", "Models", columns, rows, nothing=nothing)]
+        if found.items:
+            words = "This page only reads. Commands to copy, of the newest versions:"
+            commands = "\n\n".join(_changes(one) for one in found.items)
+            parts.append(PagePart("changes", "Change", words=words, text=commands))
         python = "from hpcdet import client\n\nclient.models()"
-        page = Page("Models", [part], "hpcdet registry ls", python)
+        page = Page("Models", parts, "hpcdet registry ls", python)
         return self._shown(request, page, found.warnings)
 
     def _usage(self, request: Request) -> Response:
@@ -315,6 +319,15 @@ def _of_experiment(row: Any) -> Sequence[PageCell]:
         best,
         *_cells(row.metric, _short(row.created), row.name, row.project, row.user, row.labels),
     )
+
+
+def _changes(of: VersionView) -> str:
+    """Return the commands that change what is said of a version."""
+    name = f"{of.model}:{of.version}"
+    aliases = [f"unalias {of.model}@{alias}" for alias in of.aliases]
+    verbs = [f"alias {name} production", *aliases, f"label {name} --add LABEL"]
+    verbs += [f"note {name} TEXT", *([] if aliases else [f"archive {name}", f"rm {name}"])]
+    return "\n".join(f"hpcdet registry {verb}" for verb in verbs)
 
 
 def _short(created: str) -> str:

@@ -11,6 +11,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from hpcdet.read import catalog
+from hpcdet.registry import add_version, registry_changes
+from hpcdet.registry.model_names import ModelReference
 from tests.builders import Builder, sweep
 from tests.read.test_report_browser import (
     HOSTILE,
@@ -21,6 +23,7 @@ from tests.read.test_report_browser import (
     pytestmark,
     ready,
 )
+from tests.registry.models import content, source, trained
 from tests.serve.conftest import Served, serving
 
 __all__ = ["browser", "page", "pytestmark"]
@@ -60,6 +63,21 @@ def test_names_of_users_are_read_and_not_run(tmp_path: Path) -> None:
         for address in ("/", "/e/odd-1111", "/e/odd-1111/1", "/usage?by=user"):
             body = served.ask(address).body
             assert "<img src=x" not in body and "<script>window" not in body, address
+
+
+def test_changes_of_models_are_commands_to_copy(tmp_path: Path) -> None:
+    built = trained(tmp_path / "digits-7f3a")
+    registry = tmp_path / "registry"
+    for step in (20, 30):
+        add_version.add(registry, "digits", source(built, step), content=content)
+    registry_changes.set_alias(registry, ModelReference("digits", 2), "best")
+    with serving(tmp_path) as served:
+        body = served.ask("/models").body
+        for verb in ("alias digits:2 production", "unalias digits@best", "note digits:2 TEXT"):
+            assert f"hpcdet registry {verb}" in body
+        assert "registry rm" not in body  # which refuses a version with an alias
+        ids = "model:digits:1,model:digits@best"
+        assert "0.2" in served.ask(f"/compare?ids={ids}").body
 
 
 def test_what_an_experiment_is_like_changes_with_its_journals(tmp_path: Path) -> None:
