@@ -36,7 +36,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("address", ADDRESSES, ids=lambda one: one.name)
 def test_every_answer_is_one_of_the_description(api: Any, address: Any) -> None:
     operation = api[f"/api/v1{address.path}"]["GET"]
-    answered = set()
+    answered: set[int] = set()
 
     @settings(
         max_examples=12, deadline=None, database=None, suppress_health_check=list(HealthCheck)
