@@ -157,7 +157,7 @@ def _commands(gathered: Gathered, best: int | None) -> Iterator[str]:
         yield submitted
     name = f"{gathered.id}/{best}" if best else gathered.id
     yield f"hpcdet reproduce {name}        # what has changed since"
-    if best and gathered.config.governance is None:
+    if best and gathered.config.governance is None and not gathered.imported:
         yield f"hpcdet reproduce {name} --run  # the same bits again"
 
 
