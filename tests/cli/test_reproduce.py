@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hpcdet.errors import ConfigError, IntegrityError
 from hpcdet.jobs.create import provenance
 from hpcdet.jobs.repeat import repetition, restored_data, restored_packages
 from hpcdet.read.capsule import factors
@@ -239,6 +240,36 @@ def test_the_interpreter_that_somebody_elses_run_names_is_not_asked(past: Past) 
     for flags in ([], ["--model-dir", str(past.folder)]):  # there is no config in that folder
         past.named(id, *flags)
         assert not mark.exists()
+
+
+def test_code_that_others_may_change_is_not_run_again(past: Past) -> None:
+    id = past.submit()
+    past.paths(id).code.chmod(0o777)
+    said = past.cli("reproduce", id, "--run", "--env", "current", code=4).err
+    assert "the code may be changed by everybody" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("--index-url=http://127.0.0.1:9", "1"), ("x @ http://127.0.0.1:9/x.whl ;", "1"),
+     ("./here", "1"), ("x", "1 --pre"), ("x", "")],
+)  # fmt: skip
+def test_pip_is_given_packages_and_nothing_else(tmp_path: Path, name: str, version: str) -> None:
+    with pytest.raises(IntegrityError, match="no package and version"):
+        restored_packages.restore({name: version}, platform.python_version(), tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_an_environment_that_somebody_else_has_put_there_is_not_used(tmp_path: Path) -> None:
+    there = tmp_path / restored_packages.FOLDER / restored_packages._name({"gone": "1"})
+    (there / "bin").mkdir(parents=True)
+    (there / "bin" / "python").symlink_to("/bin/true")
+    for folder in (there, there.parent, there.parent.parent):
+        os.chown(folder, 4242, -1)
+        with pytest.raises(ConfigError, match="the environment belongs to"):
+            restored_packages.restore({"gone": "1"}, platform.python_version(), tmp_path)
+        os.chown(folder, 0, -1)
 
 
 def test_what_is_not_known_is_said_and_not_guessed(past: Past) -> None:

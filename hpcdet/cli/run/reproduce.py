@@ -163,7 +163,7 @@ def _site(capsule: Capsule, name: str | None) -> Site:
 
 
 def _refuse_anothers(capsule: Capsule) -> None:
-    """Raise ConfigError for another user's experiment: nothing of it is run."""
+    """Raise ConfigError for an experiment that another user owns or may change: nothing is run."""
     owner = capsule.paths.root.stat().st_uid
     if owner != os.getuid():
         raise ConfigError(
@@ -171,6 +171,7 @@ def _refuse_anothers(capsule: Capsule) -> None:
             where=capsule.paths.id,
             hint="without --run it is compared; --model-dir says what with",
         )
+    trust.refuse_to_run(capsule.paths.code)
 
 
 def _repeat(out: Output, capsule: Capsule, site: Site, *, lock: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import sys
 import venv
@@ -20,8 +21,12 @@ from pathlib import Path
 from hpcdet.errors import IntegrityError, Unavailable
 from hpcdet.jobs.create import provenance
 from hpcdet.schedulers.common import processes
+from hpcdet.store.folder import trust
 from hpcdet.store.fs import files
 
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]*")
+"""What pip takes for a package and its version, and for no option, file or address."""
 FOLDER = Path("restored", "environments")
 """Below the folder of all experiments."""
 OURS = "hpcdet"
@@ -52,6 +57,7 @@ def restore(recorded: Mapping[str, str], version: str, root: Path) -> RestoredPa
 
     Raises:
         IntegrityError: a package cannot be installed; nothing is left behind.
+        ConfigError: another user may change the environment, whose code would run.
         Unavailable: the environment cannot be written.
     """
     here = provenance.packages()
@@ -59,12 +65,22 @@ def restore(recorded: Mapping[str, str], version: str, root: Path) -> RestoredPa
     wanted = {name: number for name, number in recorded.items() if name != OURS}
     if wanted == {name: number for name, number in here.items() if name != OURS}:
         return RestoredPackages(unrestored=lacking)
-    missing = [f"{name}=={v}" for name, v in wanted.items() if not _is_here(name, v, here)]
+    missing = [_named(name, v) for name, v in wanted.items() if not _is_here(name, v, here)]
     place = root / FOLDER / _name(wanted)
     python = place / "bin" / "python"
-    if not python.exists():
+    if not os.path.lexists(place):
         _make(place, missing, [OURS, *(name for name, v in wanted.items() if here.get(name) == v)])
+    for mine in (root / FOLDER.parts[0], root / FOLDER, place, python.parent):
+        trust.refuse_writable_by_others(mine, "environment")
     return RestoredPackages(str(python), missing, lacking)
+
+
+def _named(name: str, version: str) -> str:
+    """Return a package for pip. Raises IntegrityError: pip would take it for something else."""
+    if not (_NAME.fullmatch(name) and _VERSION.fullmatch(version)):
+        what = f"{name[:60]!r} {version[:60]!r} is no package and version"
+        raise IntegrityError(what, where="--env lock", hint="--env current takes what is here")
+    return f"{name}=={version}"
 
 
 def _is_here(name: str, version: str, here: Mapping[str, str]) -> bool:
@@ -121,7 +137,7 @@ def _install(python: Path, missing: Sequence[str]) -> None:
     """
     argv = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
     quiet = ("--no-input", "--disable-pip-version-check", "--quiet")
-    code, said = processes.ended([*argv, *quiet, *missing])
+    code, said = processes.ended([*argv, *quiet, "--", *missing])
     if code != 0:
         lines = [line for line in said.splitlines() if line.strip()]
         raise IntegrityError(
