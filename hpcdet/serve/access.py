@@ -19,6 +19,8 @@ from hpcdet.serve.answers import refusal
 
 HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names by which browsers reach a tunnel or a loopback port."""
+AT_ONCE = 32
+"""Requests with the token that are answered at a time; connections of others do not count."""
 READING = frozenset({"GET", "HEAD"})
 HEADERS = {
     "cache-control": "no-store",
@@ -47,7 +49,7 @@ class Access:
 
     def __init__(self, app: ASGIApp, token: str, name: str) -> None:
         self.app, self.asked_at = app, time.monotonic()
-        self._token, self._name = token.encode(), name
+        self._token, self._name, self._running = token.encode(), name, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,11 +57,15 @@ class Access:
                 await self.app(scope, receive, send)
             return  # a websocket is closed unanswered: there is none
         answer = self._refused(scope)
-        if answer is None:
-            self.asked_at = time.monotonic()
-            await self.app(scope, receive, _with_headers(send))
-        else:
+        if answer is not None:
             await answer(scope, receive, _with_headers(send))
+            return
+        self.asked_at = time.monotonic()
+        self._running += 1
+        try:
+            await self.app(scope, receive, _with_headers(send))
+        finally:
+            self._running -= 1
 
     def _refused(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
@@ -73,11 +79,15 @@ class Access:
         cookies = (cookie_parser(one).get(self._name, "") for one in headers.getlist("cookie"))
         by_header = kind.lower() in ("bearer", "token") and self._is(shown.strip())
         if not (by_header or any(self._is(one) for one in cookies)):
-            return refusal(403, "FORBIDDEN", "the token is missing", hint="open the printed URL")
+            found = refusal(403, "FORBIDDEN", "the token is missing", hint="open the printed URL")
+            found.headers["connection"] = "close"
+            return found
         if scope["method"] not in READING:
             found = refusal(405, "READ_ONLY", "this server only reads", hint="use the command line")
             found.headers["allow"] = "GET, HEAD"
             return found
+        if self._running >= AT_ONCE:
+            return refusal(503, "BUSY", f"{AT_ONCE} requests are being answered", hint="ask again")
         return None
 
     def _is(self, given: str) -> bool:

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hpcdet.serve import openapi
 from hpcdet.serve.access import Access
@@ -25,7 +26,20 @@ from hpcdet.serve.pages import Pages
 from hpcdet.serve.served_experiments import ServedExperiments
 
 _LOOK_S = 1.0
-_AT_ONCE = 32
+_SILENT_S = 10.0
+"""How long a connection may be open without a request, complete with its headers."""
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed where no request comes: a port is open to all users of a host."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(_SILENT_S, self._close_if_silent)
+
+    def _close_if_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
 
 
 def new_token() -> str:
@@ -52,13 +66,12 @@ def serve(app: Access, where: Listening, idle_s: float | None) -> None:
         uvicorn.Config(
             app,
             loop="asyncio",
-            http="h11",
+            http=_Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=_AT_ONCE,
             timeout_keep_alive=15,
             timeout_graceful_shutdown=2,
         )

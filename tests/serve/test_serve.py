@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
+import http.client
 import json
 import os
 import shlex
@@ -12,10 +15,13 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.responses import Response
 
 from hpcdet.serve import openapi
+from hpcdet.serve.access import AT_ONCE, Access
 from hpcdet.serve.endpoints import ADDRESSES
 from tests.builders import sweep
 from tests.commands import Cli
@@ -256,6 +262,52 @@ def test_a_port_is_loopback_and_warned_of(tmp_path: Path) -> None:
         argv = [sys.executable, "-m", "hpcdet", "-C", str(tmp_path), *taken]
         refused = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert refused.returncode == 2 and "--port 0 takes a free one" in refused.stderr
+
+
+def test_connections_that_say_nothing_keep_nobody_out(tmp_path: Path) -> None:
+    with serving(tmp_path, "--port", "0") as served, contextlib.ExitStack() as held:
+        place = ("127.0.0.1", served.told["port"])
+        silent = [held.enter_context(socket.create_connection(place)) for _ in range(40)]
+        silent[0].sendall(b"GET / HTTP/1.1\r\n")  # and no end of the headers
+        connection = http.client.HTTPConnection(*place)
+        with contextlib.closing(connection):
+            shown = {"Authorization": f"Bearer {served.told['token']}"}
+            connection.request("GET", "/api/v1/experiments", headers=shown)
+            assert connection.getresponse().status == 200
+        for one in silent:
+            one.settimeout(120)
+            assert one.recv(1) == b""  # it is closed
+
+
+def test_so_many_requests_are_answered_at_a_time() -> None:
+    sent: list[int] = []
+    head = [(b"host", b"localhost"), (b"authorization", b"Bearer x")]
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": head}
+
+    async def send(message: Any) -> None:
+        sent.extend([message["status"]] if "status" in message else [])
+
+    async def ask() -> None:
+        free = asyncio.Event()
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            await free.wait()
+            await Response()(scope, receive, send)
+
+        app = Access(slow, "x", "cookie")
+        running = [asyncio.create_task(app(scope, receive, send)) for _ in range(AT_ONCE)]
+        await asyncio.sleep(0)
+        await app(scope, receive, send)
+        assert sent == [503]
+        free.set()
+        await asyncio.gather(*running)
+        await app(scope, receive, send)
+        assert sent == [503, *[200] * (AT_ONCE + 1)]
+
+    async def receive() -> Any:
+        raise AssertionError("there is no body")
+
+    asyncio.run(ask())
 
 
 def test_a_runtime_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
