@@ -9,12 +9,14 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from hpcdet.cli import main
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.interop.imported import determined_json
+from hpcdet.interop.imported.ended_experiment import EndedExperiment
 from hpcdet.read.experiment.gather import gather
 from hpcdet.read.lookup import find
 from hpcdet.read.usage import usage_table
@@ -117,6 +119,24 @@ def test_imported_twice_it_is_there_once_and_later_files_complete_it(cli: Cli) -
     assert "3 trials" in cli("import", "determined", FILES[0], FILES[1], code=2).err
     assert [one.name for one in cli.root.iterdir()] == [row["id"]]
     assert views.metrics(paths, trial=1) == before and "kept" in views.status(paths).labels
+
+
+def test_several_at_once_make_one(cli: Cli) -> None:
+    [foreign] = determined_json.read(FILES)
+    several = [EndedExperiment(foreign, cli.root, ()) for _ in range(3)]
+    for one in several:
+        one.begin()
+    paths = several[1].finish({})
+    with (
+        pytest.raises(Unavailable, match="another process has just imported it"),
+        mock.patch.object(Path, "exists", return_value=False),  # as it looked a moment ago
+    ):
+        several[0].finish({})
+    assert several[2].finish({}) == paths  # which replaces it
+    for one in several:
+        one.abandon()
+    assert [path.name for path in cli.root.iterdir()] == [paths.id]
+    assert len(views.status(paths).trials) == len(foreign.trials)
 
 
 def test_every_reading_verb_works_on_it_and_no_other_goes_on_with_it(cli: Cli) -> None:

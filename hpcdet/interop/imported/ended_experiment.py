@@ -7,15 +7,19 @@ other platform does not tell (seeds, hosts, exit codes) is absent.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
+import secrets
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpcdet import __version__
-from hpcdet.errors import UsageError
+from hpcdet.errors import Unavailable, UsageError
 from hpcdet.interop.imported.foreign import ForeignCheckpoint, ForeignExperiment, ForeignTrial
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import home, names
@@ -25,6 +29,7 @@ from hpcdet.store.fs import files, journal
 from hpcdet.store.trials import hard_links, standing
 
 _NO_SEED = -1
+_ABANDONED_S = 24 * 3600.0
 _SITE = b"schema: 1\nname: imported\nscheduler: local\n"
 _ATTEMPT = 1
 """Another platform tells of a trial as a whole, not of its stretches."""
@@ -46,11 +51,13 @@ class EndedExperiment:
     Attributes:
         root: of all experiments.
         sources: names of the files it was read from, for the record.
+        nonce: tells the draft from those of other processes that import the same.
     """
 
     foreign: ForeignExperiment
     root: Path
     sources: tuple[str, ...]
+    nonce: str = field(default_factory=lambda: secrets.token_hex(4))
 
     @property
     def target(self) -> ExperimentPaths:
@@ -61,7 +68,8 @@ class EndedExperiment:
     @property
     def draft(self) -> ExperimentPaths:
         """The folder in which it is made, which no verb finds."""
-        return ExperimentPaths(self.root / f".importing-{self.target.id}", self.target.id)
+        name = f".importing-{self.target.id}-{self.nonce}"
+        return ExperimentPaths(self.root / name, self.target.id)
 
     def there(self, wanted: Iterable[Path] = ()) -> bool:
         """True if exactly this was imported before.
@@ -87,9 +95,12 @@ class EndedExperiment:
         return bool(mark.get("digest") == self._digest()) and all(map(Path.is_file, whole))
 
     def begin(self) -> None:
-        """Make the draft, without anything of one that was interrupted."""
+        """Make the draft; those that a kill left a day ago or longer are removed."""
         files.make_folder(self.root)
-        shutil.rmtree(self.draft.root, ignore_errors=True)
+        for old in self.root.glob(f".importing-{self.target.id}-*"):
+            with contextlib.suppress(OSError):
+                if time.time() - old.lstat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(old)
         files.make_folder(self.draft.root)
 
     def _now(self, place: Path) -> Path:
@@ -114,6 +125,9 @@ class EndedExperiment:
 
         Args:
             saved: the checkpoints that were written at ``places``.
+
+        Raises:
+            Unavailable: another process has imported it meanwhile.
         """
         draft, target = self.draft, self.target
         known = {**saved, **self._kept(saved)}
@@ -131,13 +145,18 @@ class EndedExperiment:
         if target.commands.is_dir():
             shutil.copytree(target.commands, draft.commands)
         if target.root.exists():
-            aside = target.root.with_name(f".replaced-{target.id}")
-            shutil.rmtree(aside, ignore_errors=True)
+            aside = target.root.with_name(f".replaced-{target.id}-{self.nonce}")
             target.root.rename(aside)
             draft.root.rename(target.root)
             shutil.rmtree(aside)
         else:
-            draft.root.rename(target.root)
+            try:
+                draft.root.rename(target.root)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                what = "another process has just imported it"
+                raise Unavailable(what, where=target.id, hint="import it again") from error
         files.sync_folder(self.root)
         home.settle(target)
         return target
@@ -253,8 +272,8 @@ class EndedExperiment:
             known = saved.get(str(folder), {})
             fields = self._checkpoint(trial, checkpoint, folder, known)
             told.append((checkpoint.time, checkpoint.step, "checkpoint", fields))
-        for time, _, kind, fields in sorted(told, key=lambda one: one[:2]):
-            yield time or trial.start, kind, fields
+        for at, _, kind, fields in sorted(told, key=lambda one: one[:2]):
+            yield at or trial.start, kind, fields
         yield trial.end or trial.start, "progress", {"batches": trial.batches}
 
     def _checkpoint(
