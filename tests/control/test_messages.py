@@ -37,6 +37,7 @@ from hpcdet.store.decisions import outbox
 from hpcdet.store.decisions.outbox import Message
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
+from hpcdet.worker import sentinel
 from tests.control.worlds import begun, later
 from tests.paper import Waves, World
 
@@ -574,3 +575,13 @@ def test_after_the_end_whoever_turns_the_crank_sends_what_is_left(
     assert advance(world.paths, world.holder("once")).closed
     sender_process.finish(60)
     assert outbox.pending(world.paths) == [] and len(set(receiver.ids)) == 1
+
+
+def test_a_sentinel_tells_once_and_waits_for_it(receiver: Receiver, tmp_path: Path) -> None:
+    paths = experiment(tmp_path)
+    for _ in range(2):
+        sentinel._tell(paths, 1, "all tasks have ended")
+    [(_, headers, body)] = receiver.got
+    assert headers["X-Hpcdet-Event"] == "stuck"
+    assert "all tasks have ended; next: hpcdet resume digits-7f3a" in json.loads(body)["why"]
+    assert outbox.pending(paths) == []

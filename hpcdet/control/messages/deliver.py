@@ -45,24 +45,21 @@ def send_all(paths: ExperimentPaths) -> None:
     sendmail = from_resolved(paths.site).sendmail
     tried: set[tuple[str, str]] = set()
     held_up: set[str] = set()
-    while time.monotonic() < until:
-        chosen = next((one for one in outbox.pending(paths) if _is_free(one, tried, held_up)), None)
-        if chosen is None:
-            return
-        tried.add((chosen.key, chosen.channel))
-        if not chosen.due() or not _send(chosen, notify, paths, sendmail):
-            held_up.add(chosen.channel)
-
-
-def _is_free(one: Pending, tried: set[tuple[str, str]], held_up: set[str]) -> bool:
-    return (one.key, one.channel) not in tried and one.channel not in held_up
+    while new := [one for one in outbox.pending(paths) if (one.key, one.channel) not in tried]:
+        for one in new:
+            if time.monotonic() > until:
+                return
+            tried.add((one.key, one.channel))
+            may_send = one.channel not in held_up and one.due()
+            if not may_send or not _send(one, notify, paths, sendmail):
+                held_up.add(one.channel)
 
 
 def _send(one: Pending, notify: Notify, paths: ExperimentPaths, sendmail: str) -> bool:
-    """Send one message by one channel; False if that did not work, or another process does it."""
+    """Send one message by one channel; False if that did not work, or another process is at it."""
     claim = one.claim()
     if claim is None:
-        return False
+        return one.is_sent()
     try:
         if one.channel not in notify.channels:
             one.mark_sent(claim, f"notify.{one.channel} is not set any more")

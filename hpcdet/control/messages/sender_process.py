@@ -14,7 +14,7 @@ from hpcdet.store.decisions import outbox
 from hpcdet.store.folder.layout import ExperimentPaths
 
 _EVERY_S = 30.0
-"""Between two starts for one experiment, unless something new waits."""
+"""Between two looks at what one experiment has to send, unless something new waits."""
 _AT_END_S = 10.0
 """A process that ends waits so long for what is being sent."""
 
@@ -37,12 +37,13 @@ def tend(paths: ExperimentPaths, *, new: bool = False) -> None:
         if process.poll() is None:
             return
         del _running[root]
-    if root not in _again and time.monotonic() < _next.get(root, 0.0):
+    now = time.monotonic()
+    if root not in _again and now < _next.get(root, 0.0):
         return
+    _next[root] = now + _EVERY_S
     with contextlib.suppress(HpcdetError, OSError):
         if not any(one.due() for one in outbox.pending(paths)):
             return
-        _next[root] = time.monotonic() + _EVERY_S
         _running[root] = subprocess.Popen(
             [sys.executable, "-Pm", "hpcdet.control.messages.deliver", str(root)],
             stdin=subprocess.DEVNULL,

@@ -99,7 +99,7 @@ class Capsule:
         """The config as the first attempt ran it, with what users had changed by then."""
         if self.attempts:
             return overrides.of_attempt(self.paths, self.attempts[0].paths)
-        return self.gathered.config
+        return self.gathered.submitted
 
     @cached_property
     def packages(self) -> Mapping[str, str]:

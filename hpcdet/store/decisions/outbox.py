@@ -107,6 +107,10 @@ class Pending:
         age = (datetime.now(UTC) - datetime.fromisoformat(last.at)).total_seconds()
         return not 0 <= age < pause
 
+    def is_sent(self) -> bool:
+        """True if it is sent by now."""
+        return self._file("sent").exists()
+
     def claim(self) -> Path | None:
         """Return this process's claim to send it; None if another one sends it, or has sent it."""
         prefix = f"{self.key}.{self.channel}."
@@ -118,7 +122,7 @@ class Pending:
         mine = self._file(f"claim-{newest + 1}")
         if not SendClaim(socket.gethostname(), os.getpid(), files.now()).write_once(mine):
             return None
-        if self._file("sent").exists():  # since it was looked at
+        if self.is_sent():  # since it was looked at
             mine.unlink(missing_ok=True)
             return None
         return mine
