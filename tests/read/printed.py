@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.store.folder import records
+from hpcdet.store.folder import records, trust
 from hpcdet.store.fs import files
 from hpcdet.store.trials.controls import BY_USER
 from tests.builders import EPOCH, Builder, at, put, sweep
@@ -127,6 +127,7 @@ def printed(
     """Yield the words of each command on one of these experiments, and what it writes."""
     monkeypatch.setattr(time, "time", lambda: NOW)
     monkeypatch.setattr(files, "now", lambda: at(5000.0))
+    monkeypatch.setattr(trust, "user", lambda _: "ada")  # whoever runs the tests
     MADE[name](cli.root / ID)
     for path in [cli.root, *cli.root.rglob("*")]:
         os.utime(path, (NOW - 60, NOW - 60), follow_symlinks=False)

@@ -55,7 +55,8 @@ def about(status: StatusView) -> str:
     named = status.id.startswith(f"{slug(status.name)}-")
     parts = ["" if named else status.name, status.project and f"project {status.project}"]
     head = ", ".join(filter(None, parts))
-    return ": ".join(filter(None, (head, shortened(status.description))))
+    said = shortened(status.description) if status.description else ""
+    return ": ".join(filter(None, (head, said)))
 
 
 def ended(status: StatusView) -> str:
