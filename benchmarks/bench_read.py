@@ -1,7 +1,9 @@
 """``make bench-read``: what it costs to read many trials and many experiments.
 
 One large experiment of records alone, and a root of many small ones. Figures are processor seconds
-and peak memory of processes of their own, imports included. The floor is to read and check every
+and peak memory of processes of their own, imports included, but the pages' and the server's, which
+are seconds by the clock (``live_view``): on a machine with other work they say little, and the
+page's own processor seconds stand beside them. The floor is to read and check every
 line of every journal once, and to keep none. *Cold*: nothing is kept of what was read before
 (``read.experiment.kept``); *warm*: the same command again. Peers read the same values: TensorBoard
 from event files, MLflow from its own store; one that is not installed is named as absent.
@@ -29,22 +31,26 @@ from typing import Any
 TOP = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 
+import live_view  # noqa: E402
 import results  # noqa: E402
 
+from hpcdet.read import report  # noqa: E402
 from hpcdet.store.folder.layout import ExperimentPaths  # noqa: E402
 from hpcdet.store.fs import journal  # noqa: E402
 from tests.builders import Builder, at  # noqa: E402
 
 FULL = os.environ.get("DOSE") == "full"
 TRIALS, REPORTS, EXPERIMENTS = (2000, 500, 10_000) if FULL else (200, 500, 500)
+LISTED = 10_000 if FULL else 1000
 SMALL_TRIALS, SMALL_REPORTS = 2, 10
+ASKED = 40
 RUNS = int(os.environ.get("RUNS", "1" if FULL else "3"))
 HPCDET = [sys.executable, "-m", "hpcdet"]
 PEERS = ("tensorboard", "mlflow")
 
 
 def experiment(root: Path, trials: int, reports: int) -> ExperimentPaths:
-    """An experiment whose last trial still runs."""
+    """An experiment whose last trial still runs, with so many reports of each."""
     built = Builder(root)
     built.job()
     built.worker()
@@ -104,6 +110,8 @@ class Cost:
 
     def run(self, argv: Sequence[str], cache: Path) -> None:
         environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(TOP)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment["PYTHONPYCACHEPREFIX"] = str(cache.parent / "compiled")
         measured = [sys.executable, "-S", "-c", _MEASURE, *argv]
         made = subprocess.run(measured, env=environment, stdout=subprocess.PIPE, check=True)
         seconds, kilobytes = made.stdout.split()
@@ -131,14 +139,6 @@ def _floor(place: Path) -> None:
             journal.read(attempt.journal)
 
 
-def _curves(place: Path) -> None:
-    from hpcdet.read.experiment import curve_points
-    from hpcdet.read.experiment.gather import Gathered
-
-    kept = list(curve_points.curves(Gathered(ExperimentPaths(place))))
-    assert len(kept) == 2 * TRIALS
-
-
 def _tensorboard(place: Path) -> None:
     from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 
@@ -155,7 +155,7 @@ def _mlflow(place: Path) -> None:
     assert len(found) == TRIALS
 
 
-_ONLY = {"floor": _floor, "curves": _curves, "tensorboard": _tensorboard, "mlflow": _mlflow}
+_ONLY = {"floor": _floor, "tensorboard": _tensorboard, "mlflow": _mlflow}
 
 
 def _only(what: str, place: Path) -> list[str]:
@@ -206,6 +206,8 @@ def _measure(paths: ExperimentPaths, root: Path, folder: Path) -> dict[str, Cost
     in_root = [*HPCDET, "-C", str(root)]
     of_large = [*HPCDET, "-C", str(paths.root.parent), "status", paths.id]
     found: dict[str, Cost] = {}
+    for argv in ([*HPCDET, "--help"], [*of_large, "--help"]):
+        Cost().run(argv, folder / "cache")  # modules are compiled once
     for run in range(RUNS):
         cache, page = folder / f"cache-{run}", str(folder / "report.html")
         commands = {
@@ -214,7 +216,6 @@ def _measure(paths: ExperimentPaths, root: Path, folder: Path) -> dict[str, Cost
             "status cold": of_large,
             "status warm": of_large,
             "report": [*HPCDET, "-C", str(paths.root.parent), "report", paths.id, "-o", page],
-            "curves": _only("curves", paths.root),
             "ls cold": [*in_root, "ls"],
             "ls warm": [*in_root, "ls"],
             "ls --limit 10": [*in_root, "ls", "--limit", "10"],
@@ -234,7 +235,6 @@ def _rows(found: dict[str, Cost]) -> list[results.Row]:
         ("status cold", f"status, cold, {large}", "read all", "floor", 2 * base, 200),
         ("status warm", f"status, warm, {large}", "read all", "floor", 0.5, 200),
         ("report", f"report, {large}", "read all", "floor", 10.0, 300),
-        ("curves", f"points of its curves, {large}", "read all", "floor", 10.0, 300),
         ("ls cold", f"ls, cold, {small}", "warm", "ls warm", 15.0, 200),
         ("ls warm", f"ls, warm, {small}", "cold", "ls cold", 1.0, 200),
         ("ls --limit 10", f"ls --limit 10, warm, {small}", "all of them", "ls warm", 1.0, 200),
@@ -255,6 +255,38 @@ def _rows(found: dict[str, Cost]) -> list[results.Row]:
         row["goal"], row["met"] = row["peer"], row["ours"] <= row["peer"]
         rows.append(_with_memory(row, ours, max(peer_cost.memory)))
     return rows
+
+
+def _page_rows(folder: Path, large: ExperimentPaths) -> list[results.Row]:
+    """Measure pages from their files; ``peer``: the processor seconds of the same pages."""
+    if not live_view.browser_is_here():
+        print("chromium and chromium-driver are absent: pages are not measured")
+        return []
+    listed = experiment(folder / "listed-0000", LISTED, 1)
+    _settle(listed.root)
+    rows = []
+    for paths, about, seconds in (
+        (large, f"{TRIALS} trials x {REPORTS}", 3.0),
+        (listed, f"{LISTED} trials", 1.0),
+    ):
+        page = report.write(paths, folder / f"{paths.id}.html")
+        cost = live_view.drawn(page, RUNS)
+        megabytes = page.stat().st_size / 1e6
+        what = f"report of {about}, {megabytes:.1f} MB, drawn in Chromium"
+        row = results.row(what, cost.ready, "processor", cost.processor, seconds)
+        rows.append({**row, "megabytes": megabytes, "met": row["met"] and megabytes <= 10})
+    return rows
+
+
+def _server_rows(paths: ExperimentPaths, cache: Path) -> list[results.Row]:
+    """Measure the server on the large experiment; ``peer``: half of the answers, not 95 of 100."""
+    cost = live_view.served(paths.root.parent, paths.id, cache, ASKED)
+    rows = []
+    for what, seconds in cost.p95().items():
+        row = results.row(f"95 of 100 answers, {what}", [seconds], "half", cost.answers[what], 0.15)
+        rows.append({**row, "runs": ASKED})
+    idle = results.row("server without requests, a second", [cost.idle], "a core", [1.0], 0.01)
+    return [*rows, _with_memory(idle, Cost(memory=[cost.memory]), 300)]
 
 
 def _with_memory(row: results.Row, cost: Cost, most: float) -> results.Row:
@@ -280,7 +312,8 @@ def main(argv: list[str]) -> int:
         for place in (paths.root, folder / "root"):
             _settle(place)
         found = _measure(paths, folder / "root", folder)
-    results.publish("read", _rows(found))
+        rows = [*_rows(found), *_page_rows(folder, paths), *_server_rows(paths, folder / "cache-0")]
+    results.publish("read", rows)
     return 0
 
 

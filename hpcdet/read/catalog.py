@@ -66,7 +66,8 @@ class Catalog:
             before = {}
         folders, records = _watched(paths)
         seen = kept.sights(_placed(paths, folders), _placed(paths, records))
-        row = brief.brief(Gathered(paths, afresh=True))
+        # of one that goes on, the row is soon asked for again: then only what is new is read
+        row = brief.brief(Gathered(paths, afresh=paths.closed.exists()))
         value = {"folders": folders, "records": records, "seen": seen, "row": encode(row)}
         del value["row"]["id"], value["row"]["path"]
         self._store.put(self._home, paths.id, json.dumps(kept.dated(value, before, now)).encode())

@@ -53,6 +53,7 @@ class Served:
     ) -> Answer:
         """Ask with the token; "": without one."""
         connection = SocketConnection(path or Path(self.told["socket"]))
+        connection.timeout = 120  # a large experiment on a busy machine
         with contextlib.closing(connection):
             connection.putrequest(method, address, skip_host=True)
             connection.putheader("Host", host)

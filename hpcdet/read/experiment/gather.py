@@ -172,7 +172,8 @@ class Memory:
 
     def __init__(self, paths: ExperimentPaths, clock: Callable[[], float] = time.monotonic) -> None:
         self.paths = paths
-        self.journals = Journals(paths, Kept(paths))
+        self._kept = Kept(paths)
+        self.journals = Journals(paths, self._kept)
         self._trials = Observer(paths, self._read, watched, clock, may_rest=True)
 
     def look(self) -> Gathered:
@@ -189,7 +190,7 @@ class Memory:
         return found
 
     def _read(self, paths: TrialPaths) -> GatheredTrial:
-        return GatheredTrial(paths, self.journals)
+        return GatheredTrial(paths, self.journals, self._kept)
 
 
 def watched(trial: TrialFiles) -> list[str]:

@@ -224,7 +224,7 @@ def recall(trial: GatheredTrial, kept: Kept) -> Recalled | None:
 
     None if one is damaged: who asks for that one is told so.
     """
-    now, before = kept.clock(), kept.trial(trial.number)
+    now, before = kept.clock(), kept.trial(trial.paths.number)
     try:
         if before is not None and _holds(trial.paths, before):
             return _whole(before)
@@ -240,7 +240,7 @@ def recall(trial: GatheredTrial, kept: Kept) -> Recalled | None:
     signature = hashlib.sha256(f"{folders} {seen} {text}".encode()).hexdigest()
     about = {"folders": folders, "records": records, "seen": seen, "signature": signature}
     value = dated({**about, "plain": json.loads(text)}, before or {}, now)
-    kept.put_trial(trial.number, value)
+    kept.put_trial(trial.paths.number, value)
     return _whole(value)
 
 

@@ -1,0 +1,148 @@
+"""What pages and answers cost: Chromium until a page is drawn, and the server of the live view."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.read.test_report_browser import CHROMIUM, DRIVER, FLAGS
+from tests.serve.conftest import Served, serving
+
+_DRAWN = """
+new MutationObserver(() => {
+  if (document.body && "ready" in document.body.dataset) window.drawnAt ??= performance.now();
+}).observe(document, { attributes: true, subtree: true, attributeFilter: ["data-ready"] });
+"""
+_MOST_S = 300
+_IDLE_S = 10.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class PageCost:
+    """Seconds from the request until ``body[data-ready]``, and processor seconds of the page."""
+
+    ready: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ServerCost:
+    """The server's costs.
+
+    Attributes:
+        answers: seconds of each answer, by address.
+        memory: its peak, in MB.
+        idle: share of a core that it takes while nobody asks.
+    """
+
+    answers: dict[str, list[float]]
+    memory: float
+    idle: float
+
+    def p95(self) -> dict[str, float]:
+        """Return, by address, what 95 of 100 answers take at most."""
+        return {
+            what: statistics.quantiles(found, n=20, method="inclusive")[-1]
+            for what, found in self.answers.items()
+        }
+
+
+def browser_is_here() -> bool:
+    """True if Chromium and its driver are installed."""
+    return bool(CHROMIUM and DRIVER)
+
+
+def drawn(page: Path, runs: int) -> PageCost:
+    """Open a page from its file so often, in one browser, which has opened it once before."""
+    cost = PageCost()
+    with tempfile.TemporaryDirectory() as home, _browser(Path(home)) as driver:
+        for run in range(runs + 1):
+            driver.get("about:blank")
+            begun = _processor(driver)
+            driver.get(page.as_uri())
+            ended = time.monotonic() + _MOST_S
+            while (ready := driver.execute_script("return window.drawnAt")) is None:
+                if time.monotonic() > ended:
+                    raise TimeoutError(f"{page} is not drawn after {_MOST_S} s")
+                time.sleep(0.05)
+            if run:
+                cost.ready.append(ready / 1000)
+                cost.processor.append(_processor(driver) - begun)
+    return cost
+
+
+def _processor(driver: Any) -> float:
+    found = driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    return float(next(one["value"] for one in found if one["name"] == "ProcessTime"))
+
+
+@contextmanager
+def _browser(home: Path) -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    options = Options()
+    options.binary_location = str(CHROMIUM)
+    for flag in [*FLAGS, f"--user-data-dir={home / 'profile'}"]:
+        options.add_argument(flag)
+    service = Service(str(DRIVER), env={**os.environ, "HOME": str(home)})
+    driver = webdriver.Chrome(options=options, service=service)
+    try:
+        driver.set_page_load_timeout(_MOST_S)
+        driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": _DRAWN})
+        driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+        yield driver
+    finally:
+        driver.quit()
+
+
+def served(root: Path, id: str, cache: Path, times: int) -> ServerCost:
+    """Ask a server each address so often, after once before; then let it be idle."""
+    one = f"experiments/{id}"
+    addresses = {
+        "experiments": "experiments?limit=100",
+        "an experiment": one,
+        "its trials": f"{one}/trials",
+        "metrics of a trial": f"{one}/metrics?trial=1&points=500",
+        "its events": f"{one}/events?trial=1",
+        "its checkpoints": f"{one}/checkpoints",
+        "logs of a trial": f"{one}/logs?trial=1",
+        "explain": f"{one}/explain?trial=1",
+    }
+    with serving(root, XDG_CACHE_HOME=str(cache)) as server:
+        answers: dict[str, list[float]] = {what: [] for what in addresses}
+        for run in range(times + 1):
+            for what, address in addresses.items():
+                seconds = _asked(server, address)
+                if run:
+                    answers[what].append(seconds)
+        before = _used(server.process.pid)
+        time.sleep(_IDLE_S)
+        idle = (_used(server.process.pid) - before) / _IDLE_S
+        return ServerCost(answers, _peak(server.process.pid), idle)
+
+
+def _asked(server: Served, address: str) -> float:
+    begun = time.monotonic()
+    answer = server.ask(f"/api/v1/{address}")
+    assert answer.status == 200, answer.body[:400]
+    return time.monotonic() - begun
+
+
+def _used(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _peak(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
