@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 
 from hpcdet.read.catalog import Catalog
 from hpcdet.read.experiment import digests, kept
-from hpcdet.read.experiment.gather import Gathered
+from hpcdet.read.experiment.gather import Gathered, Memory
 from hpcdet.read.experiment.summary import AttemptJournal
 from hpcdet.read.lookup.all_experiments import of_each
 from hpcdet.read.views import brief, views
@@ -177,6 +177,27 @@ def test_an_overview_derives_again_only_the_trials_that_have_changed(
         made.clear()
         digests.digests(gathered)
         assert made == [1, 2, 3, 4], "what is kept is of another comparison"
+
+
+def test_a_server_asked_for_one_trial_looks_at_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = sweep(tmp_path / "digits-7f3a", ended=False)
+    attempt = built.trial().attempt()
+    memory = Memory(built.paths)
+    whole = seen(memory.look())
+    looked: list[int] = []
+    look = memory._trials.look
+    monkeypatch.setattr(memory._trials, "look", lambda n: looked.append(n) or look(n))
+    for view in (views.metrics, views.attempts, views.checkpoints):
+        found = [encode(row) for row in view(memory.look(), trial=2)]
+        mine = [encode(row) for row in view(built.paths) if encode(row)["trial"] == 2]
+        assert [row["trial"] for row in found] == [row["trial"] for row in mine] != []
+        assert set(looked) == {2}, view.__name__
+    attempt.metrics("validation", 9, validation_loss=0.25)
+    assert [row["step"] for row in views.metrics(memory.look(), trial=4)] == [9]
+    assert set(looked) == {2, 4} and memory.look().trial(5) is None
+    assert seen(memory.look()) != whole
 
 
 def test_a_report_opens_no_journal_for_times_that_it_does_not_have(

@@ -189,6 +189,13 @@ class Memory:
             found.append(self._trials[paths.number])
         return found
 
+    def trial(self, number: int) -> GatheredTrial | None:
+        """Return one trial as it stands now, without a look at others; None if there is none."""
+        if not self.paths.trial(number).root.is_dir():
+            return None
+        self._trials.look(number)
+        return self._trials[number]
+
     def _read(self, paths: TrialPaths) -> GatheredTrial:
         return GatheredTrial(paths, self.journals, self._kept)
 
@@ -307,7 +314,14 @@ class Gathered:
 
     def trial(self, number: int) -> GatheredTrial | None:
         """Return the trial of that number; None if there is none."""
+        if self.memory is not None and "trials" not in vars(self):
+            return self.memory.trial(number)
         return self._numbered.get(number)
+
+    def chosen(self, number: int) -> list[GatheredTrial]:
+        """Return the trial of that number, if there is one; for 0 all of them."""
+        one = self.trial(number) if number else None
+        return self.trials if not number else [one] if one is not None else []
 
     @cached_property
     def _numbered(self) -> dict[int, GatheredTrial]:

@@ -45,8 +45,7 @@ def metrics(
     """
     return [
         row
-        for each in gather(source).trials
-        if trial in (0, each.number)
+        for each in gather(source).chosen(trial)
         for row in of_trial(each, measured=timing.wanted(group))
         if (superseded or not row["superseded"])
         and fnmatchcase(row["name"], name)
@@ -93,9 +92,11 @@ def along(source: Source, rows: Iterable[Row], axis: Axis) -> list[Row]:
 
     ``x`` is None where a row's epoch is not known.
     """
+    gathered, rows = gather(source), list(rows)
     starts = {
         trial.number: min((a.claim.at for a in trial.attempts if a.claim), default="")
-        for trial in gather(source).trials
+        for number in {row["trial"] for row in rows}
+        for trial in gathered.chosen(number)
     }
 
     def x(row: Row) -> float | None:

@@ -61,10 +61,7 @@ def checkpoints(
 ) -> list[CheckpointView]:
     """Return the checkpoints, by trial and step."""
     gathered = gather(source)
-    rows: list[CheckpointView] = []
-    for each in gathered.trials:
-        if trial in (0, each.number):
-            rows.extend(_checkpoints(each))
+    rows = (row for each in gathered.chosen(trial) for row in _checkpoints(each))
     return [row for row in rows if deleted or row.state != "deleted"]
 
 

@@ -270,9 +270,9 @@ def _trial(
 def attempts(source: ExperimentPaths | Gathered, trial: int = 0) -> list[AttemptView]:
     """Return every attempt of one trial, or of all of them."""
     gathered = gather(source)
-    one = gathered.trial(trial) if trial else None
-    chosen = gathered.trials if not trial else [one] if one is not None else []
-    return [_attempt(gathered, attempt) for each in chosen for attempt in each.attempts]
+    return [
+        _attempt(gathered, attempt) for each in gathered.chosen(trial) for attempt in each.attempts
+    ]
 
 
 def _attempt(gathered: Gathered, attempt: GatheredAttempt) -> AttemptView:
