@@ -31,10 +31,8 @@ from typing import Any
 TOP = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 
-import live_view  # noqa: E402
 import results  # noqa: E402
 
-from hpcdet.read import report  # noqa: E402
 from hpcdet.store.folder.layout import ExperimentPaths  # noqa: E402
 from hpcdet.store.fs import journal  # noqa: E402
 from tests.builders import Builder, at  # noqa: E402
@@ -259,6 +257,10 @@ def _rows(found: dict[str, Cost]) -> list[results.Row]:
 
 def _page_rows(folder: Path, large: ExperimentPaths) -> list[results.Row]:
     """Measure pages from their files; ``peer``: the processor seconds of the same pages."""
+    import live_view  # not where the floor is measured, as it would count its imports
+
+    from hpcdet.read import report
+
     if not live_view.browser_is_here():
         print("chromium and chromium-driver are absent: pages are not measured")
         return []
@@ -280,6 +282,8 @@ def _page_rows(folder: Path, large: ExperimentPaths) -> list[results.Row]:
 
 def _server_rows(paths: ExperimentPaths, cache: Path) -> list[results.Row]:
     """Measure the server on the large experiment; ``peer``: half of the answers, not 95 of 100."""
+    import live_view
+
     cost = live_view.served(paths.root.parent, paths.id, cache, ASKED)
     rows = []
     for what, seconds in cost.p95().items():
