@@ -16,7 +16,7 @@ from hpcdet.errors import NotFound, UsageError
 from hpcdet.read.comparison.side_by_side import ComparedView
 from hpcdet.read.listing import Filters, listed
 from hpcdet.read.lookup import find
-from hpcdet.registry import compared_versions
+from hpcdet.registry import versions_beside_trials
 from hpcdet.site_files import roots
 from hpcdet.store.folder.layout import ExperimentPaths
 
@@ -82,7 +82,7 @@ def compare(*ids: str | Experiment | ModelVersion, root: Place = None) -> list[C
         for one in ids
     ]
     place = _root(root)
-    rows, warnings = compared_versions.compare(
+    rows, warnings = versions_beside_trials.compare(
         names, lambda name: find.reference(name, place), registry_folder
     )
     for warning in warnings:

@@ -24,7 +24,7 @@ from hpcdet.read.usage import usage_table
 from hpcdet.read.views import logs, measured, views
 from hpcdet.read.views.brief import ExperimentView
 from hpcdet.read.views.items import keys
-from hpcdet.registry import compared_versions, version_views
+from hpcdet.registry import version_views, versions_beside_trials
 from hpcdet.serve.answers import answered, envelope
 from hpcdet.serve.query_parameters import LONGEST, Query
 from hpcdet.serve.served_experiments import ServedExperiments
@@ -237,7 +237,7 @@ class Api:
 
     def compare(self, request: Request, query: Query) -> Response:
         """Return items of ``compare``."""
-        rows, warnings = compared_versions.compare(
+        rows, warnings = versions_beside_trials.compare(
             query.words("ids"), self._sources.reference, lambda: self._registry
         )
         return envelope(request, "compare", rows, warnings)

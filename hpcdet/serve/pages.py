@@ -31,7 +31,7 @@ from hpcdet.read.usage import usage_table
 from hpcdet.read.usage.slot_hours import SlotHoursView
 from hpcdet.read.views import logs, views
 from hpcdet.read.views.items import text
-from hpcdet.registry import compared_versions, version_views
+from hpcdet.registry import version_views, versions_beside_trials
 from hpcdet.registry.version_views import VersionView
 from hpcdet.serve.answers import answered, etag, unchanged
 from hpcdet.serve.query_parameters import Query
@@ -210,7 +210,7 @@ class Pages:
 
     def _compare(self, request: Request) -> Response:
         ids = Query(request, ("ids",)).words("ids")
-        rows, warnings = compared_versions.compare(
+        rows, warnings = versions_beside_trials.compare(
             ids, self._sources.reference, lambda: self._registry
         )
         names = list(dict.fromkeys(id for row in rows for id in row.values))
@@ -322,7 +322,7 @@ def _of_experiment(row: Any) -> Sequence[PageCell]:
 
 
 def _changes(of: VersionView) -> str:
-    """Return the commands that change what is said of a version."""
+    """Return the commands that change a version's aliases, labels and notes."""
     name = f"{of.model}:{of.version}"
     aliases = [f"unalias {of.model}@{alias}" for alias in of.aliases]
     verbs = [f"alias {name} production", *aliases, f"label {name} --add LABEL"]

@@ -37,7 +37,7 @@ def impact(out: Output, source: str) -> None:
     """
     from hpcdet.read.lookup import find
     from hpcdet.read.lookup.impact import impact as reached
-    from hpcdet.registry.reached_versions import with_versions
+    from hpcdet.registry.versions_beside_trials import with_versions
 
     if not SOURCE_ID.fullmatch(source):
         hint = "small letters, digits, and . _ -"

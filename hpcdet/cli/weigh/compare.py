@@ -33,9 +33,9 @@ def compare_command(out: Output, ids: Sequence[str], only_different: bool) -> No
               hpcdet compare digits-7f3a/1 digits-7f3a/3 --only-different
               hpcdet compare model:digits@production model:digits
     """
-    from hpcdet.registry import compared_versions
+    from hpcdet.registry import versions_beside_trials
 
-    rows, warnings = compared_versions.compare(
+    rows, warnings = versions_beside_trials.compare(
         ids, lambda id: find.reference(id, settings().root), lambda: settings().registry
     )
     shown = [row for row in rows if not (only_different and row.same)]

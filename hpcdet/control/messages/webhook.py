@@ -1,4 +1,4 @@
-"""A message as an HTTP request: one POST of JSON, signed, to where the config says, nowhere else.
+"""Messages as HTTP requests: one signed POST of JSON, to the config's address and nowhere else.
 
 Certificates are verified, redirects are not followed, and proxies of the environment are not used.
 No message names the address, which is a secret.

@@ -128,7 +128,7 @@ class GatheredTrial(TrialFiles):
 
     @cached_property
     def derived(self) -> dict[tuple[Any, ...], Any]:
-        """What was derived of the trial once for as long as its files stay the same."""
+        """Values derived from the trial, kept for as long as its files stay the same."""
         return {}
 
     @property

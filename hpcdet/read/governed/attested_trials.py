@@ -156,7 +156,7 @@ class AttestedTrial:
         return ""
 
     def doubt(self, folder: Path) -> str:
-        """Why what a checkpoint says of its training proves nothing; "" if it is verified."""
+        """Return why a checkpoint proves nothing of its training; "" if it is verified."""
         try:
             return self.check(folder)
         except IntegrityError as error:
@@ -172,7 +172,7 @@ class AttestedTrial:
             raise GovernanceBroken("G108", what, where=str(claim.folder), hint=hint)
 
     def _answered_for(self, code: str) -> bool:
-        """Whether a record overrides a check of this trial: what it says is not what was found."""
+        """True if a record overrides a check of this trial."""
         history, of = self._experiment.history, (0, self._trial.number)
         acts = () if history is None else history.changes
         return any(one.act == "override" and one.code == code and one.trial in of for one in acts)

@@ -1,4 +1,4 @@
-"""The section ``notify`` of the config: who is told of what happens to an experiment."""
+"""The section ``notify`` of the config: recipients of messages, channels and events."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ class Notify:
 
     @property
     def channels(self) -> list[Channel]:
-        """By what messages are sent, beside ``command``."""
+        """The channels of messages, beside ``command``."""
         asked: dict[Channel, bool] = {"webhook": bool(self.webhook.url), "email": bool(self.email)}
         return [channel for channel, wanted in asked.items() if wanted]

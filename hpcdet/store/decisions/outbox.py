@@ -39,7 +39,7 @@ _CLAIM = re.compile(r"claim-(\d+)\.json")
 
 @dataclass(frozen=True)
 class Message(JsonRecord):
-    """``messages/KEY.json``: an event of which people are to be told.
+    """``messages/KEY.json``: an event that messages are sent about.
 
     Attributes:
         id: of the delivery, the same however often it is repeated.
