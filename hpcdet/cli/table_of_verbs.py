@@ -64,7 +64,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("report", "observe.report", "Write an experiment into one HTML file."),
     ),
     "Compare": (
-        Verb("compare", "weigh.compare", "Experiments or trials side by side."),
+        Verb("compare", "weigh.compare", "Experiments, trials or model versions side by side."),
         Verb("diff", "weigh.diff", "What differs between two experiments or trials."),
         Verb("hp", "weigh.hp", "Which hyperparameters mattered, and their best values."),
         Verb("lineage", "weigh.lineage_tree", "What an experiment or trial came from."),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from hpcdet.store.fs import files
 from tests.builders import Builder, at
 from tests.commands import Cli
@@ -69,10 +67,7 @@ def test_lineage_has_three_forms(cli: Cli, swept: Builder) -> None:
     assert (ran.out, ran.err) == ("digits-7f3a/1\n", "it began from nothing\n")
 
 
-def test_ls_shows_best_value_age_and_progress(
-    cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
+def test_ls_shows_best_value_age_and_progress(cli: Cli, swept: Builder) -> None:
     going = Builder(cli.root / "going-0001", workspace="lab", project="vision", labels=[])
     attempt = going.trial(hidden=8).attempt()
     attempt.metrics("validation", 150, validation_loss=0.05)

@@ -51,7 +51,7 @@ def set_command(
     \b
     Examples: hpcdet set digits-7f3a max_concurrent=4
               hpcdet set digits-7f3a --more-trials 16 --longer 40epochs
-              hpcdet set digits-7f3a project=vision description='the baseline of the paper'
+              hpcdet set digits-7f3a project=vision description='our baseline'
     """
     ids = [word for word in words if "=" not in word]
     assignments = [word for word in words if "=" in word]

@@ -70,7 +70,7 @@ def ls_command(
 
 
 LS = (
-    Column("ID", "id", cut=False),
+    Column("ID", "id"),
     Column("STATE", "state", cut=False),
     Column("TRIALS", lambda row: f"{row.done}/{row.trials}", right=True),
     Column("DONE", lambda row: f"{row.progress:.0%}", right=True),
