@@ -17,19 +17,27 @@ from typing import Any
 
 from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.checkpoint.format.manifest import NewerFormat
-from hpcdet.checkpoint.keep import convert, drain, replicate, retention
+from hpcdet.checkpoint.keep import (
+    convert,
+    drain,
+    replicate,
+    retention,
+    store_round,
+    stored_copies,
+)
 from hpcdet.checkpoint.read import load
 from hpcdet.errors import HpcdetError, IntegrityError, Unavailable, UsageError
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.objects import store_place
+from hpcdet.store.objects.object_store import ObjectStore
 from hpcdet.store.trials import staged
 from hpcdet.store.trials.standing import standing
 
 _SAY_EVERY_S = 0.2
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m hpcdet.checkpoint", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
@@ -58,13 +66,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = commands.add_parser("import-folders", help="make checkpoints of folders of files")
     command.add_argument("pairs", nargs="+", type=Path, metavar="FOLDER CHECKPOINT")
     command = commands.add_parser("get", help="copy a checkpoint, every byte checked")
-    command.add_argument("folder", type=Path, metavar="CHECKPOINT")
+    command.add_argument("source", metavar="CHECKPOINT|URL")
     command.add_argument("target", type=Path, metavar="FOLDER")
+    command.add_argument("--store-of", type=Path, metavar="EXP", help="whose store the URL is of")
+    command = commands.add_parser("archive", help="copy checkpoints to an object store")
+    command.add_argument("url")
+    command.add_argument("pairs", nargs="+", metavar="CHECKPOINT KEY")
+    command.add_argument("--store-of", type=Path, metavar="EXP", help="whose store the URL is of")
+    command = commands.add_parser("store", help="copy what is kept to the config's object store")
+    command.add_argument("experiment", type=Path, metavar="EXP")
+    command.add_argument("--term", type=int, help="of the lease, after whose end nothing is done")
+    command.add_argument("--report", type=Path, metavar="FILE", help="the experiment's report")
+    command.add_argument("--only-add", action="store_true", help="remove nothing there")
+    command.add_argument("--beside", action="store_true", help="end with the standard input")
     command = commands.add_parser("drain", help="copy to scratch what is on this node only")
     command.add_argument("experiment", type=Path, metavar="EXP")
     command.add_argument("trial", type=int)
     command.add_argument("attempt", type=int, help="that has ended")
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = _parser().parse_args(argv)
     try:
         if arguments.command == "sweep":
             return _sweep(ExperimentPaths(arguments.experiment), arguments.dry_run)
@@ -77,7 +101,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "import-folders":
             return _import_folders(arguments.pairs)
         if arguments.command == "get":
-            return _get(arguments.folder, arguments.target)
+            return _get(arguments.source, arguments.target, arguments.store_of)
+        if arguments.command == "archive":
+            return _archive(arguments.url, arguments.pairs, arguments.store_of)
+        if arguments.command == "store":
+            return store_round.run(arguments, _print)
     except (HpcdetError, OSError) as error:
         return _fail(error)
     codes: dict[Path, int] = {}
@@ -156,13 +184,25 @@ def _import_folders(pairs: Sequence[Path]) -> int:
     return 0
 
 
-def _get(folder: Path, target: Path) -> int:
+def _get(source: str, target: Path, store_of: Path | None) -> int:
     if target.exists():
         raise UsageError("it exists", where=str(target), hint="name a folder that does not")
-    manifest = manifests.read(folder)
     target = target.absolute()
-    replicate.copy(folder, target, target.with_name(f".partial-{target.name}-{os.getpid()}"))
+    if store_place.is_url(source):
+        manifest = stored_copies.get(ObjectStore(store_round.place(source, store_of)), target)
+    else:
+        manifest = manifests.read(Path(source))
+        partial = target.with_name(f".partial-{target.name}-{os.getpid()}")
+        replicate.copy(Path(source), target, partial)
     _print({"path": str(target), "bytes": manifest.bytes, "digest": manifest.digest})
+    return 0
+
+
+def _archive(url: str, pairs: Sequence[str], store_of: Path | None) -> int:
+    store = ObjectStore(store_round.place(url, store_of))
+    for folder, key in zip(pairs[::2], pairs[1::2], strict=True):
+        made = stored_copies.put(Path(folder), key, store)
+        _print({"path": folder, "url": store.url(key), "bytes": made.bytes, "digest": made.digest})
     return 0
 
 

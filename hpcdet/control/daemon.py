@@ -22,7 +22,7 @@ from typing import Any
 from hpcdet.control.leader import daemon_registry
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.turn import controller
-from hpcdet.control.upkeep import accounting
+from hpcdet.control.upkeep import accounting, store_copies
 from hpcdet.errors import HpcdetError, StillPending, UsageError
 from hpcdet.schedulers.common import processes
 from hpcdet.store.decisions import lease, wakeup
@@ -95,7 +95,7 @@ def once(paths: ExperimentPaths, say: Callable[[controller.Turn], None] = lambda
             turn = controller.advance(paths, holder)
             say(turn)
             if turn.closed:
-                accounting.settle(paths)
+                _settle(paths)
                 return True
             left -= turn.held
             if turn.held and (not left or not holder.watch.suspects):
@@ -109,6 +109,12 @@ def once(paths: ExperimentPaths, say: Callable[[controller.Turn], None] = lambda
                     holder.lease.beat()
     finally:
         holder.close()
+
+
+def _settle(paths: ExperimentPaths) -> None:
+    """Do what is left to do once the experiment is over."""
+    accounting.settle(paths)
+    store_copies.settle(paths)
 
 
 def interval(poll_min_s: float, lease_ttl_s: float) -> float:
@@ -132,7 +138,7 @@ def main(
     print(files.now(), f"searcher of {paths.id}, pid {os.getpid()}", flush=True)
     with daemon_registry.tell(paths):
         code = run(paths, on_turn=say, holder=holder, ready=ready)
-    accounting.settle(paths)
+    _settle(paths)
     print(files.now(), f"searcher ends with {code}", flush=True)
     return code
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hpcdet.control import daemon
 from hpcdet.control.turn import controller
+from hpcdet.control.upkeep import store_copies
 from hpcdet.errors import HpcdetError, StillPending, Unavailable, UsageError
 from hpcdet.jobs.script import searcher_script as rendering
 from hpcdet.schedulers import opening
@@ -235,6 +236,7 @@ def run(paths: ExperimentPaths, number: int) -> int:
     code = daemon.run(paths, KIND, on_turn=say, until=over)
     if chain.is_stopped(number) or Closed.read(paths.closed) is not None:
         chain.cancel({number + 1})
+        store_copies.settle(paths)
     print(files.now(), f"searcher's job ends with {code}", flush=True)
     return code
 

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from hpcdet.control.upkeep import store_copies
 from hpcdet.errors import HpcdetError
 from hpcdet.schedulers import opening
 from hpcdet.site_files.load_site import from_resolved
@@ -64,7 +65,11 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
             worker = Worker(
                 paths, experiment, site, allocation, notices, me, log, crank, held, regrowth
             )
-            return worker.work()
+            code = worker.work()
+            crank.close()
+            if crank.closed:
+                store_copies.settle(paths, lambda: bool(notices.heard()))
+            return code
         finally:
             crank.close()
             notices.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpcdet.control.messages import sender_process
 from hpcdet.control.turn.controller import Turn
-from hpcdet.control.upkeep import accounting, notify
+from hpcdet.control.upkeep import accounting, notify, store_copies
 from hpcdet.errors import ConfigError
 from hpcdet.site.models import SiteCapabilities
 from hpcdet.site_files.load_site import from_resolved
@@ -41,6 +41,7 @@ def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:
             print(action, flush=True)
         if turn.closed:
             accounting.settle(paths)
+            store_copies.settle(paths)
             return None
         if turn.held and _is_quiet(turn, submission):
             return None

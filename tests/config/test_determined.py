@@ -175,7 +175,7 @@ def test_an_old_grid_with_everything_that_does_not_matter(tmp_path: Path) -> Non
 SAMPLES: dict[str, Any] = {
     "bind_mounts": [{"host_path": "/a", "container_path": "/b"}],
     "optimizations.mixed_precision": "O2",
-    "checkpoint_storage.type": "s3",
+    "checkpoint_storage.type": "hdfs",
     "searcher.name": "sync_halving",
     "optimizations.average_training_metrics": False,
 }

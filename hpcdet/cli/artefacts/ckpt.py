@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from hpcdet import units
-from hpcdet.cli.artefacts import named_checkpoints, reading
+from hpcdet.cli.artefacts import ckpt_archive, named_checkpoints, reading
 from hpcdet.cli.frame.ids import id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import confirm, settings
@@ -21,6 +21,7 @@ from hpcdet.read.lookup import attested_checkpoints, find
 from hpcdet.read.views import views
 from hpcdet.read.views.checkpoints import CheckpointView
 from hpcdet.store.fs import files
+from hpcdet.store.objects import store_place
 from hpcdet.store.trials import pins
 from hpcdet.store.trials.standing import MANIFEST
 
@@ -34,6 +35,7 @@ COLUMNS = (
     Column("KEPT", "kept"),
     Column("DIGEST", lambda row: row.digest[:16]),
     Column("PATH", "path", wide=True),
+    Column("URL", "url", wide=True),
 )
 
 FORMATS = ("safetensors", "pt", "hdf5")
@@ -72,11 +74,14 @@ class RemovalView:
 
 @click.group("ckpt", short_help="List, verify, export, pin and remove checkpoints.")
 def ckpt_command() -> None:
-    """Checkpoints: list, verify, digest, export, import, get, pin, remove.
+    """Checkpoints: list, verify, digest, export, import, get, archive, pin, remove.
 
     \b
     Example: hpcdet ckpt ls digits-7f3a/3
     """
+
+
+ckpt_command.add_command(ckpt_archive.archive)
 
 
 @ckpt_command.command("ls")
@@ -84,13 +89,14 @@ def ckpt_command() -> None:
 @click.option("--deleted", is_flag=True, help="Also those that were removed.")
 @output("ckpt.ls", CheckpointView)
 def ls(out: Output, id: str, deleted: bool) -> None:
-    """Checkpoints of an experiment or trial.
+    """Checkpoints of an experiment or trial; one with a URL is in its object store, too.
 
     \b
     Example: hpcdet ckpt ls digits-7f3a -o wide
     """
     found = find.reference(id, settings().root)
-    rows = views.checkpoints(found.paths, found.trial, deleted)
+    listed = views.checkpoints(found.paths, found.trial, deleted=True)
+    rows = [row for row in listed if deleted or row.state != "deleted" or row.url]
     columns = (*COLUMNS, Column("ON", "on")) if found.paths.split else COLUMNS
     out.emit(rows, columns, key="path", empty="no checkpoints")
 
@@ -196,16 +202,31 @@ def import_file(out: Output, file: Path, folder: Path | None) -> None:
 
 
 @ckpt_command.command("get")
-@named_checkpoints.chosen_options()
+@named_checkpoints.chosen_options("ID[/T]|PATH|URL|model:NAME")
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), metavar="FOLDER", help="[its name, here]."
 )
-def get(what: str, step: str | None, which: str, out: Path | None) -> None:
+@click.option("--store-of", metavar="ID", help="Of a URL: the server and credentials of a config.")
+def get(what: str, step: str | None, which: str, out: Path | None, store_of: str | None) -> None:
     """Copy a checkpoint to a folder of yours; every byte is checked.
 
+    It may be one in an object store, by its URL (`hpcdet ckpt ls ID -o wide` shows them): that is
+    found as the store's own tools find it, or by --store-of, an experiment of which it is.
+
     \b
-    Example: hpcdet ckpt get digits-7f3a/3 --best -o ~/best
+    Examples: hpcdet ckpt get digits-7f3a/3 --best -o ~/best
+              hpcdet ckpt get s3://kept/digits-7f3a/trials/0003/checkpoints/00000300.g2
     """
+    if store_place.is_url(what):
+        if step is not None:
+            raise UsageError("a URL is that of one checkpoint", where=what, hint="leave STEP out")
+        of = ckpt_archive.store_options(store_of)
+        target = out or Path(what.rstrip("/").rpartition("/")[2])
+        row = reading.one(f"copying {what}", "get", *of, what, target)
+        click.echo(row["path"])
+        return
+    if store_of is not None:
+        raise UsageError("it goes with a URL", where="--store-of")
     source = named_checkpoints.one(what, step, which)
     row = reading.one(f"copying {source.name}", "get", source, out or Path(source.name))
     click.echo(row["path"])

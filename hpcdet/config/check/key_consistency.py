@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpcdet.config.check import (
+    object_store_keys,
     reproducible_keys,
     search_goals,
     search_methods,
@@ -41,6 +42,7 @@ def errors(config: Resolved) -> Iterator[Problem]:
     yield from search_space.problems(config)
     yield from _data(config.data, "data")
     yield from staged_paths.errors(config.data.get("stage"))
+    yield from object_store_keys.errors(config.checkpoint_storage)
     yield from _recipients(config)
     if config.workspace is not None and config.project is None:
         yield Problem("project", "a workspace groups projects", "add project")
@@ -79,6 +81,7 @@ def warnings(config: Resolved) -> Iterator[Problem]:
         if is_secret(name) and isinstance(value, str):
             what = "stands in the experiment's config and in each copy of it; see data.secrets"
             yield Problem(f"data.{name}", what)
+    yield from object_store_keys.warnings(config.checkpoint_storage)
     yield from _ladders(config)
     yield from _ends_early(config.searcher)
     for key in ("min_validation_period", "min_checkpoint_period"):

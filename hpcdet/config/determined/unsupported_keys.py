@@ -51,7 +51,7 @@ def _moves(mounts: Any) -> bool:
 
 _OF_SITE = "what a container may do is the site's to say"
 _NO_HOROVOD = "it tunes Horovod, which is not used here"
-_ELSEWHERE = "checkpoints outside the experiment's folder are not in this version"
+_ELSEWHERE = "copies on HDFS are not in this version"
 _OWN_SCHEDULER = "the cluster's scheduler decides this"
 _FORMER_SEARCHERS = {
     "adaptive": "adaptive_asha with max_trials, the number of trials, instead of budget",
@@ -124,14 +124,11 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
     ),
     # storage
     "checkpoint_storage.type": (
-        Foreign("later", _ELSEWHERE, lambda value: value in ("s3", "gcs", "azure", "hdfs")),
+        Foreign("later", _ELSEWHERE, lambda value: value == "hdfs"),
     ),
     **{
         f"checkpoint_storage.{key}": (Foreign("later", _ELSEWHERE),)
-        for key in (
-            "access_key", "account_url", "bucket", "connection_string", "container", "credential",
-            "endpoint_url", "hdfs_path", "hdfs_url", "prefix", "secret_key", "user",
-        )
+        for key in ("hdfs_path", "hdfs_url", "user")
     },
     **{
         f"checkpoint_storage.{key}": (

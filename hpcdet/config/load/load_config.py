@@ -20,6 +20,7 @@ from hpcdet.config.load import secret_references as secrets
 from hpcdet.config.load.image_settings import RegistryUser
 from hpcdet.config.load.layers import Layered
 from hpcdet.store.config import overrides
+from hpcdet.store.config.checkpoint_storage import SECTION as STORAGE
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.fs import yaml12
 from hpcdet.store.fs.yaml12 import Document
@@ -53,8 +54,8 @@ class LoadedConfig:
         origins: dotted key to where its value comes from: ``FILE:LINE``, ``--set KEY``,
             ``site NAME``, ``default``, ``derived``, ``generated``.
         warnings: for people; each names its key.
-        secrets: literal ``data.secrets`` by name, those of ``notify.webhook`` by key. Keep them
-            out of everything else.
+        secrets: literal ``data.secrets`` by name, those of ``notify.webhook`` and
+            ``checkpoint_storage`` by key. Keep them out of everything else.
         policy: the one that ``governance.policy`` names; None without one.
         registry: the user by whom images are fetched; no record has it.
         images: by the image's name, what it is (``jobs.create.images``).
@@ -149,6 +150,11 @@ def _check(
     if isinstance(notify, dict):
         values["notify"], hooks, found = secrets.separate_webhook(notify)
         literals |= hooks
+        wrong += found
+    storage = values.get(STORAGE)
+    if isinstance(storage, dict):
+        values[STORAGE], others, found = secrets.separate_storage(storage)
+        literals |= others
         wrong += found
     wrong += governance.problems(values)
     try:

@@ -11,6 +11,8 @@ import yaml
 from hpcdet.config.check import problems
 from hpcdet.config.determined import unsupported_keys
 from hpcdet.config.load.load_config import DEFAULT, NULL_SAYS, LoadedConfig, load
+from hpcdet.store.config import data_secrets
+from hpcdet.store.config.checkpoint_storage import SECTION as STORAGE
 
 _OURS = ("derived", "generated")
 
@@ -18,8 +20,8 @@ _OURS = ("derived", "generated")
 def config(file: Path, ignored: Container[str] = ()) -> str:
     """Return the text of an equivalent config: the values of the file, without defaults.
 
-    It begins with a comment on each key that has no effect here. A literal of ``data.secrets``
-    becomes a reference to a variable of the environment.
+    It begins with a comment on each key that has no effect here. A secret that stands in the
+    file becomes a reference to a variable of the environment.
 
     Args:
         ignored: keys of Determined that count for nothing.
@@ -33,9 +35,13 @@ def config(file: Path, ignored: Container[str] = ()) -> str:
     values = _written(loaded)
     for name in sorted(loaded.secrets):
         variable = "".join(c if c.isalnum() else "_" for c in name).upper()
-        key = name if name.startswith("notify.") else f"data.secrets.{name}"
-        place = values["data"]["secrets"] if key != name else values["notify"]["webhook"]
-        place[name.rpartition(".")[2] if key == name else name] = {"env": variable}
+        key = data_secrets.key_of(name)
+        section, _, inner = key.partition(".")
+        places = {STORAGE: values.get(STORAGE), "notify": values.get("notify", {}).get("webhook")}
+        if section in places:
+            places[section][inner.rpartition(".")[2]] = {"env": variable}
+        else:
+            values["data"]["secrets"][name] = {"env": variable}
         said.append(f"{key}: set {variable} where you submit")
     head = "".join(f"# {line}\n" for text in said for line in text.splitlines())
     return head + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)

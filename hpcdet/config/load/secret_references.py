@@ -1,4 +1,4 @@
-"""``data.secrets``: references stay in the config, literals are removed from it.
+"""``data.secrets``, and those of an object store: references stay in a config, literals do not.
 
 So is ``notify.webhook``, whose literals are known by their whole keys (``notify.webhook.url``).
 The node resolves ``{env: NAME}`` and ``{file: PATH}`` (``config.data_secrets``). Anything else
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hpcdet.errors import ConfigError
-from hpcdet.store.config import webhook_addresses
+from hpcdet.store.config import checkpoint_storage, webhook_addresses
 from hpcdet.store.config.notify_keys import WEBHOOK_KEYS
 from hpcdet.store.fs import yaml12
 
@@ -29,6 +29,7 @@ _REFERENCES = (*_FORMS, "stored")
 _ANCHOR = re.compile(r"(?:!\S*\s+)?(&\S+\s+)")
 _ESCAPE = re.compile(rb"\\[xuU]")
 """In quotes a key may be written so."""
+_STORAGE = checkpoint_storage.SECTION.encode()
 _MARK = "\ufeff"
 """Before what some editors write; places in a document are counted behind it."""
 
@@ -49,7 +50,8 @@ def separate(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list
         what = "expected a map of names to secrets"
         return data, {}, [Problem("data.secrets", what, "secrets: {token: {env: API_TOKEN}}")]
     references, literals, problems = _separated(secrets, "data.secrets", "")
-    taken = [name for name in references if str(name).startswith(f"{_HOOK}.")]
+    own = tuple(f"{checkpoint_storage.SECTION}.{key}" for key in checkpoint_storage.SECRETS)
+    taken = [n for n in references if str(n).startswith(f"{_HOOK}.") or n in own]
     problems += [
         Problem(f"data.secrets.{name}", "the name is hpcdet's own", "take another name")
         for name in taken
@@ -61,6 +63,8 @@ def separate_webhook(
     notify: dict[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any], list[Problem]]:
     """Take the literals out of ``notify``, as ``separate`` does; ``{stored: …}`` is left out."""
+    from hpcdet.config.check.problems import Problem  # pydantic: who scans files needs none
+
     hook = notify.get("webhook")
     if hook is None:
         return notify, {}, []
@@ -81,6 +85,26 @@ def separate_webhook(
     return {**notify, "webhook": {**others, **references}}, literals, problems
 
 
+def separate_storage(
+    section: dict[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any], list[Problem]]:
+    """Take the literals out of ``checkpoint_storage``; they are named by their whole keys.
+
+    Returns: as ``separate``.
+    """
+    from hpcdet.config.check.problems import Problem  # pydantic: who scans files needs none
+
+    given = {key: section[key] for key in checkpoint_storage.SECRETS if section.get(key)}
+    above = f"{checkpoint_storage.SECTION}."
+    references, literals, problems = _separated(given, checkpoint_storage.SECTION, above)
+    for key in given:
+        if not isinstance(literals.get(above + key, ""), str):
+            del literals[above + key]
+            what, hint = "expected text or a reference", "{env: NAME} or {file: PATH}"
+            problems.append(Problem(above + key, what, hint))
+    return {**section, **references}, literals, problems
+
+
 def _separated(
     secrets: dict[str, Any], above: str, stored: str
 ) -> tuple[dict[str, Any], dict[str, Any], list[Problem]]:
@@ -90,6 +114,8 @@ def _separated(
         above: the key that they stand below.
         stored: what the name of a literal begins with.
     """
+    from hpcdet.config.check.problems import Problem  # pydantic: who scans files needs none
+
     references: dict[str, Any] = {}
     literals: dict[str, Any] = {}
     problems = []
@@ -142,7 +168,7 @@ def _secrets(contents: bytes) -> Iterator[tuple[str, yaml.Node]]:
     """Yield name and value of each secret in data that may be a config."""
     words = ((b"data", b"secrets"), (b"notify", b"webhook"))
     named = any(one in contents and two in contents for one, two in words)
-    named = named or _ESCAPE.search(contents) is not None
+    named = named or _STORAGE in contents or _ESCAPE.search(contents) is not None
     if len(contents) > yaml12.LARGEST or not named:
         return
     try:
@@ -155,6 +181,10 @@ def _secrets(contents: bytes) -> Iterator[tuple[str, yaml.Node]]:
         yield from ((f"{_HOOK}.{name}", value) for name, value in _pairs(node))
         if isinstance(node, yaml.ScalarNode) and node.tag != "tag:yaml.org,2002:null":
             yield _HOOK, node
+    for node in _below(root, checkpoint_storage.SECTION):
+        for name, value in _pairs(node):
+            if name in checkpoint_storage.SECRETS:
+                yield f"{checkpoint_storage.SECTION}.{name}", value
 
 
 def _below(root: yaml.Node, *keys: str) -> list[yaml.Node]:

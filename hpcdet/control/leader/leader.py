@@ -170,6 +170,7 @@ class Holder:
         written: what this holder has made sure of in its term, to spare reading it again.
         to_pack: trials that have ended, and since when that is known; ``packed``: of which nothing
             is left to pack.
+        beside: ends what runs beside the turns, with the term.
     """
 
     paths: ExperimentPaths
@@ -185,6 +186,7 @@ class Holder:
     written: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     to_pack: dict[int, float] = field(default_factory=dict)
     packed: set[int] = field(default_factory=set)
+    beside: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __post_init__(self) -> None:
         hands = self.hands
@@ -349,6 +351,7 @@ class Holder:
         if self._log is not None:
             self._log.chain.close()
         self._log = None
+        self.beside.close()
         self.written.clear()
         self.to_pack.clear()
         self.packed.clear()

@@ -18,7 +18,7 @@ from hpcdet.control.messages import sender_process
 from hpcdet.control.turn import experiment_state, worker_demand, write_controls
 from hpcdet.control.turn.searcher_events import learn, notify_failures, tell_start_and_limits
 from hpcdet.control.turn.user_commands import obey
-from hpcdet.control.upkeep import accounting, close_attempts
+from hpcdet.control.upkeep import accounting, close_attempts, store_copies
 from hpcdet.control.upkeep.packing import pack_ended
 from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.store.decisions import lease
@@ -117,7 +117,7 @@ def advance(paths: ExperimentPaths, holder: Holder, *, calm: bool = False) -> Tu
     )
     if closed is not None:
         holder.close()
-    elif holder.unmet:
+    elif holder.unmet or store_copies.should_lend(holder):
         holder.lend()
     sender_process.tend(paths, new=holder.left_message)
     return turn
@@ -149,6 +149,7 @@ def _turn(holder: Holder, calm: bool) -> Turn:
     dependencies.tend(holder, fleet)
     stuck_jobs.mend(holder, fleet)
     pack_ended(holder)
+    store_copies.tend(holder)
     sentinel_jobs.post(holder, fleet)
     holder.log.snapshot(holder.fence)
     _wake(holder, _stranded(holder))

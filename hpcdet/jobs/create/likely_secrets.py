@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import ConfigError
-from hpcdet.store.config.data_secrets import HIDDEN, is_secret
+from hpcdet.store.config.data_secrets import HIDDEN, is_secret, key_of
 
 NAMES = (
     ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "*.keystore", "id_rsa", "id_dsa",
@@ -33,8 +33,10 @@ _FINDABLE = 8
 _LAYOUT = b" \t\r\n\\\"'#"
 """What indentation, folding, quotes, escapes and comments put between the characters of a text."""
 URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
-_ASSIGNMENT = re.compile(r"((?:--set=)?\s*(?:data|environment|notify)\b[\w.-]*\s*=)(.*)", re.DOTALL)
-"""A word that sets values where secrets may stand: a section that may hold some, or below one."""
+_ASSIGNMENT = re.compile(
+    r"((?:--set=)?\s*(?:data|environment|notify|checkpoint_storage)\b[\w.-]*\s*=)(.*)", re.DOTALL
+)
+"""A word that sets values where secrets may stand: in one of these sections, or in all of it."""
 _SECTIONS = {"secrets", "registry_auth", "webhook"}
 
 
@@ -69,7 +71,7 @@ def refuse(path: Path, name: str) -> None:
 
 
 def refuse_literal(contents: bytes, literal: Mapping[str, Any], where: str) -> None:
-    """Refuse contents that hold one of ``data.secrets``, which belong into no file but one.
+    """Refuse contents that hold one of the config's secrets, which belong into no file but one.
 
     However it is quoted, and wherever its lines are broken: it is looked for as it stands, and as
     JSON has it, with layout left out of both.
@@ -81,15 +83,10 @@ def refuse_literal(contents: bytes, literal: Mapping[str, Any], where: str) -> N
     for name, value in literal.items():
         if any(form in plain for text in _texts(value) for form in _forms(text)):
             raise ConfigError(
-                f"the config contains the secret {_key(name)} in another place as well",
+                f"the config contains the secret {key_of(name)} in another place as well",
                 where=where,
                 hint="remove it there, or give the secret as {env: NAME} or {file: PATH}",
             )
-
-
-def _key(name: str) -> str:
-    """Return the key of a literal secret of that name."""
-    return name if name.startswith(("governance.", "notify.")) else f"data.secrets.{name}"
 
 
 def _forms(text: str) -> set[bytes]:

@@ -27,6 +27,8 @@ from hpcdet.schedulers import opening
 from hpcdet.schedulers.common import machine
 from hpcdet.site import Site
 from hpcdet.store.config import numerics
+from hpcdet.store.config.checkpoint_storage import OF_STORES
+from hpcdet.store.config.checkpoint_storage import SECTION as STORAGE
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import trust
 from hpcdet.store.folder.derived_store import KnownDigests
@@ -142,6 +144,7 @@ def _config(
         if _is_anothers(capsule):  # whose interpreter is not asked what it has: that runs it
             own = raw.get("environment", {}).items()
             raw["environment"] = {n: v for n, v in own if n != "python"}
+        raw[STORAGE] = {n: v for n, v in raw.get(STORAGE, {}).items() if n not in OF_STORES}
         return load_config.check(Document("the recorded config", raw), sets, site)
     template = known[0] if len(known) > 1 else None
     for path in known:

@@ -23,6 +23,7 @@ from hpcdet.policy.provenance.source_manifests import Watch
 from hpcdet.read.capsule.factors import FACTORS, Factor, compare, factor_of
 from hpcdet.read.capsule.recorded import Capsule
 from hpcdet.site import Site
+from hpcdet.store.config import checkpoint_storage
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 from hpcdet.store.fs.yaml12 import Document
@@ -32,8 +33,9 @@ _PYTHON = ("environment", "python")
 _VARIABLES = ("environment", "environment_variables")
 OF_MACHINE = frozenset({"processor", "machine", "device", "cores"})
 """Facts of the machine on which it runs."""
-_DROPPED = (
+_DROPPED: tuple[KeyPath, ...] = (
     ("notify",), ("budget",), ("resources", "slots_per_node"), ("searcher", "max_trials"),
+    *(("checkpoint_storage", key) for key in checkpoint_storage.OF_STORES),
 )  # fmt: skip
 """Keys that follow from others, and those by which a repetition would disturb or be disturbed."""
 

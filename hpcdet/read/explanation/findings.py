@@ -16,6 +16,7 @@ from hpcdet.read.views import describe, logs, timeline, views
 from hpcdet.read.views.items import text
 from hpcdet.read.views.views import StatusView
 from hpcdet.store.folder import home
+from hpcdet.store.objects import copy_records
 
 _WAITS = {
     "held": "its owner holds it: hpcdet release",
@@ -57,6 +58,7 @@ def _explain(gathered: Gathered, trial: int, words: Commands) -> Iterator[Findin
         yield finding("pending", item.id, "it waits for a person", next, where)
     yield from _queue(gathered, item, words)
     yield from _avoided(gathered)
+    yield from _copies(gathered, words)
     yield from _rungs(gathered)
     yield from _starting(gathered, trial, words)
     for row in item.trials:
@@ -101,6 +103,16 @@ def _avoided(gathered: Gathered) -> Iterator[FindingView]:
         said = "the scheduler cannot leave hosts out: workers on those to be avoided took nothing, "
         said += "and left once their replacements ran elsewhere"
         yield finding("slow", gathered.id, said, "", left)
+
+
+def _copies(gathered: Gathered, words: Commands) -> Iterator[FindingView]:
+    """Find what is not in the object store yet, and why."""
+    state = copy_records.state(gathered.paths)
+    if state.why:
+        said = f"not copied to the object store: {state.why}"
+        evidence = [f"{', '.join(state.waiting[:20])} waits, as of {state.at} on {state.host}"]
+        next = f"where the store can be reached: hpcdet ckpt archive {words.called(gathered.paths)}"
+        yield finding("progress", gathered.id, said, next, evidence)
 
 
 def _rungs(gathered: Gathered) -> Iterator[FindingView]:

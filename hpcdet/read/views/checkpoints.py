@@ -13,6 +13,7 @@ from hpcdet.read.experiment.gather import Gathered, GatheredTrial, Line, gather
 from hpcdet.store.folder import scratch
 from hpcdet.store.folder.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
 from hpcdet.store.fs import files
+from hpcdet.store.objects.copy_records import CopyRecords
 from hpcdet.store.trials import staged, standing
 from hpcdet.store.trials.standing import MANIFEST, Lineage
 
@@ -54,6 +55,8 @@ class CheckpointView:
     """The rules of retention that keep it: ``latest``, ``best``, ``end``, ..."""
     time: str
     """When it was saved; "" if that is not known."""
+    url: str
+    """Its copy in the experiment's object store; "" if there is none."""
 
 
 def checkpoints(
@@ -61,7 +64,14 @@ def checkpoints(
 ) -> list[CheckpointView]:
     """Return the checkpoints, by trial and step."""
     gathered = gather(source)
-    rows = (row for each in gathered.chosen(trial) for row in _checkpoints(each))
+    stored = CopyRecords.of(gathered.paths).copied()
+    rows = (
+        replace(row, url=stored[row.trial, row.name].url)
+        if (row.trial, row.name) in stored
+        else row
+        for each in gathered.chosen(trial)
+        for row in _checkpoints(each)
+    )
     return [row for row in rows if deleted or row.state != "deleted"]
 
 
@@ -133,6 +143,7 @@ def _checkpoint(
         metric=line.get("metric"),
         kept=line.get("kept", []),
         time=line.get("t", ""),
+        url="",
     )
 
 

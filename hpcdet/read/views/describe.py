@@ -44,6 +44,8 @@ def headline(status: StatusView, name: str) -> list[str]:
     lines += [f"  {line}" for line in (*_spent(status.spent), *_best(status))]
     lines += [f"  {line}; next: hpcdet explain {name}" for line in _not_finite(status)]
     lines += [f"  {line}" for line in _unsent(status, name)]
+    if status.not_copied:
+        lines.append(f"  not in the object store yet: {shortened(status.not_copied)}")
     lines.append(f"  seed {status.seed} (reproducibility.experiment_seed)")
     if same := same_for_all(status.trials):
         lines.append(f"  all trials: {text(same)}")

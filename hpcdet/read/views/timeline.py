@@ -162,6 +162,8 @@ def _decisions(gathered: Gathered) -> Iterator[EventView]:
                 tasks = "1 task" if line["running"] == 1 else f"{line['running']} tasks"
                 text = f"job {line['job']}: at most {tasks} at once"
                 yield _event(line["t"], "throttle", text)
+            case "stored":
+                yield _event(line["t"], "stored", "; ".join(_stored(line)))
             case "state":
                 why = f": {line['why']}" if line.get("why") else ""
                 yield _event(line["t"], "state", f"{line['state']}{why}")
@@ -169,6 +171,18 @@ def _decisions(gathered: Gathered) -> Iterator[EventView]:
     if gathered.closed is not None and states[-1:] != [gathered.closed.state]:
         why = f": {gathered.closed.why}" if gathered.closed.why else ""
         yield _event(gathered.closed.at, "state", f"{gathered.closed.state}{why}")
+
+
+def _stored(line: Line) -> Iterator[str]:
+    """Yield what a round of copying to the object store did."""
+    if line["copied"]:
+        yield f"copied to the object store: {', '.join(line['copied'])}"
+    if line["dropped"]:
+        yield f"removed from it: {', '.join(line['dropped'])}"
+    if line["why"]:
+        yield f"not copied to the object store: {', '.join(line['waiting'])}: {line['why']}"
+    elif not (line["copied"] or line["dropped"]):
+        yield "nothing waits to be copied to the object store any more"
 
 
 def decided(gathered: Gathered) -> dict[int, str]:

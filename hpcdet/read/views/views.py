@@ -39,6 +39,7 @@ from hpcdet.read.views.unsent import UnsentView, unsent
 from hpcdet.store.folder import home, scratch
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import ExperimentState, Submitted, TrialState
+from hpcdet.store.objects import copy_records
 from hpcdet.units import Length
 
 __all__ = [
@@ -153,6 +154,8 @@ class StatusView:
     """Who made it."""
     owner: str
     """The user that its folder belongs to."""
+    not_copied: str
+    """Why something is not in its object store yet; "" for nothing, or without one."""
     labels: list[str]
     """Its labels."""
     path: str
@@ -293,6 +296,7 @@ def status(source: Source) -> StatusView:
         project=project(gathered),
         user=user(gathered),
         owner=owner(gathered),
+        not_copied=copy_records.state(gathered.paths).why,
         labels=changes.labels(gathered),
         path=str(gathered.paths.root),
         spent=costs.spent(gathered),

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import ConfigError
+from hpcdet.store.config import checkpoint_storage
 from hpcdet.store.fs import files
 
 HIDDEN = "(not shown: its name says that it is a secret)"
 _NAME = re.compile(
     r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_KEY"
-    r"|PRIVATE_KEY)(?:$|_)",
+    r"|PRIVATE_KEY|CONNECTION_STRING)(?:$|_)",
     re.I,
 )
 
@@ -46,6 +47,12 @@ def _hidden(value: Any) -> Any:
 
 def _hidden_if(name: str, value: Any) -> Any:
     return HIDDEN if isinstance(value, str) and is_secret(name) else _hidden(value)
+
+
+def key_of(name: str) -> str:
+    """Return the key of the config that had the secret of a name in ``secrets.json``."""
+    own = (f"{checkpoint_storage.SECTION}.", "governance.", "notify.")
+    return name if name.startswith(own) else f"data.secrets.{name}"
 
 
 def resolve(data: Mapping[str, Any], stored: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from hpcdet.errors import ConfigError, IntegrityError
+from hpcdet.store.config.checkpoint_storage import CheckpointStorage
 from hpcdet.store.config.image_keys import BindMount
 from hpcdet.store.config.log_policies import LogPolicy
 from hpcdet.store.config.notify_keys import Notify
@@ -32,7 +33,7 @@ from hpcdet.store.config.placement import (
 )
 from hpcdet.store.config.searcher_keys import Searcher
 from hpcdet.store.fs import files, typed_fields, yaml_bounds
-from hpcdet.store.fs.typed_fields import Bytes, Key, Seconds, Variables
+from hpcdet.store.fs.typed_fields import Key, Seconds, Variables
 from hpcdet.units import Length
 
 _HINT = "hpcdet writes it once and never changes it: put it back from a backup"
@@ -59,27 +60,6 @@ class Reproducibility:
     resources.cpus_per_slot, elsewhere as the library chooses."""
     device: Literal["cpu"] | None = None
     """cpu: ranks see no accelerator; null: they train on one where there is any."""
-
-
-@dataclass(frozen=True)
-class CheckpointStorage:
-    type: Literal["shared_fs", "directory"] = "shared_fs"
-    """Checkpoints always lie in the experiment's folder; both words mean that here."""
-    host_path: str | None = None
-    """Determined's; has no effect here, with a warning."""
-    storage_path: str | None = None
-    """Determined's; has no effect here, with a warning."""
-    save_experiment_best: Annotated[int, Key(ge=0)] = 0
-    """Keep this many checkpoints that are best over all trials."""
-    save_trial_best: Annotated[int, Key(ge=0)] = 1
-    """Keep this many best checkpoints of each trial."""
-    save_trial_latest: Annotated[int, Key(ge=0)] = 1
-    """Keep this many latest checkpoints of each trial."""
-    local_staging: Annotated[str | None, Key(pattern="^[/$]")] = None
-    """Commit checkpoints on the node's own disk first, below this folder ($TMPDIR, /dev/shm), and
-    copy them from there beside the training. For trials on one node."""
-    max_paused_bytes: Annotated[Bytes | None, Key(ge=0)] = None
-    """Warn when checkpoints of paused trials hold more than this, in bytes or as '500G'."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +248,7 @@ class Resolved:
     """Determined's; has no effect here, with a warning: the data loader has a length."""
     checkpoint_policy: Literal["best", "all", "none"] = "best"
     """After which validations a checkpoint is made."""
-    checkpoint_storage: CheckpointStorage = CheckpointStorage()
+    checkpoint_storage: CheckpointStorage = field(default_factory=CheckpointStorage)
     optimizations: Optimizations = field(default_factory=Optimizations)
     resources: Resources = field(default_factory=Resources)
     distributed: Distributed = field(default_factory=Distributed)

@@ -321,6 +321,11 @@ class ExperimentPaths:
         return os.path.lexists(self.scratch)
 
     @property
+    def stored(self) -> Path:
+        """The records of copies in an object store (``store.objects.copy_records``)."""
+        return self.root / "stored"
+
+    @property
     def index(self) -> Path:
         return self.root / "index.sqlite"
 

@@ -32,10 +32,12 @@ class _Outcome:
 
     Attributes:
         ours: this worker held the lease, or the experiment is over.
+        closes: the turn was ours and has closed the experiment.
         strands: as ``controller.Turn.strands``.
     """
 
     ours: bool
+    closes: bool = False
     failed: bool = False
     actions: tuple[str, ...] = ()
     strands: bool = False
@@ -56,6 +58,7 @@ class WorkerCrank:
 
     Attributes:
         every_s: seconds between looks.
+        closed: a turn of this worker has closed the experiment.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class WorkerCrank:
         self.every_s = min(_LOOK_S, max(_LOCAL_S, site.limits.poll_min_s))
         self._ttl_s = site.lease_ttl_s
         self._kill_wait_s = site.limits.kill_wait_s
+        self.closed = False
         self._next = 0.0
         self._asked = 0
         self._made = 0
@@ -163,6 +167,7 @@ class WorkerCrank:
         if self._turner is not None:
             self._turner.end()
             self._wait(self._turner.ended.is_set, _LONGEST_S)
+            self._collect()
 
     def _ask(self) -> int:
         if self._turner is None:
@@ -188,6 +193,7 @@ class WorkerCrank:
         while self._turner is not None and (outcome := self._turner.outcome()) is not None:
             self._made += 1
             self._last = outcome
+            self.closed = self.closed or outcome.closes
             if self._waits and not (outcome.ours or outcome.failed):
                 wakeup.give(self._paths, self._who)
             self._waits = self._waits and outcome.failed
@@ -247,4 +253,6 @@ class _Turner:
         except Exception:
             traceback.print_exc(file=sys.stderr)
             return _Outcome(False, failed=True)
-        return _Outcome(turn.held or turn.closed, actions=turn.actions, strands=turn.strands)
+        closes = turn.held and turn.closed
+        ours = turn.held or turn.closed
+        return _Outcome(ours, closes, actions=turn.actions, strands=turn.strands)
