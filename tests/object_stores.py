@@ -13,7 +13,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from hpcdet.store.config.checkpoint_storage import CheckpointStorage
+from hpcdet.store.config.sections.checkpoint_storage import CheckpointStorage
 from hpcdet.store.objects import store_place
 from hpcdet.store.objects.store_place import StorePlace
 

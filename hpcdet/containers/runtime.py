@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from hpcdet.store.config.image_keys import Accelerator
+from hpcdet.store.config.sections.image_keys import Accelerator
 
 Form = Literal["file", "folder", "store", "name"]
 

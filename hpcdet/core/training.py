@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcdet.errors import ConfigError
-from hpcdet.store.config.searcher_keys import Searcher
+from hpcdet.store.config.sections.searcher_keys import Searcher
 from hpcdet.store.fs.json_record import value
 from hpcdet.train.attempt.control_reader import experiment_best
 from hpcdet.train.attempt.session import Session

@@ -28,7 +28,7 @@ from hpcdet.search.stopping.supervised import Supervised
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space, trial_seed
 from hpcdet.store.config.resolved_config import Resolved
-from hpcdet.store.config.searcher_keys import COPYING, HALVING, MODELLED, WHOLE
+from hpcdet.store.config.sections.searcher_keys import COPYING, HALVING, MODELLED, WHOLE
 from hpcdet.store.trials.history import History
 from hpcdet.units import Length
 

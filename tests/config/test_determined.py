@@ -14,7 +14,7 @@ from hpcdet.config.check.section_models import model
 from hpcdet.config.determined import unsupported_keys
 from hpcdet.errors import ConfigError
 from hpcdet.store.config import overrides
-from hpcdet.store.config.searcher_keys import Searcher
+from hpcdet.store.config.sections.searcher_keys import Searcher
 from hpcdet.units import Length
 
 TUTORIAL = """\

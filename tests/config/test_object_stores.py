@@ -13,7 +13,7 @@ from hpcdet.config.load import rewritten, secret_references
 from hpcdet.config.load.load_config import load
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.jobs.create import likely_secrets
-from hpcdet.store.config.checkpoint_storage import CheckpointStorage
+from hpcdet.store.config.sections.checkpoint_storage import CheckpointStorage
 from hpcdet.store.objects import store_place
 
 S3 = {"type": "s3", "bucket": "kept", "prefix": "ada"}

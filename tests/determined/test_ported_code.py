@@ -17,7 +17,7 @@ from hpcdet import checkpoint, core, pytorch
 from hpcdet import determined as det
 from hpcdet.errors import ConfigError, NotFound, UsageError
 from hpcdet.read.views import timeline
-from hpcdet.store.config.searcher_keys import Searcher
+from hpcdet.store.config.sections.searcher_keys import Searcher
 from hpcdet.units import Length, Units
 from tests import TESTS, alone, ranks
 from tests.alone import as_script

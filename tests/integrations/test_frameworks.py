@@ -22,7 +22,7 @@ from hpcdet import checkpoint, core, integrations
 from hpcdet.checkpoint import committed
 from hpcdet.errors import ConfigError
 from hpcdet.integrations._steps import StepCounter
-from hpcdet.store.config.searcher_keys import Searcher
+from hpcdet.store.config.sections.searcher_keys import Searcher
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.trials import parents
 from hpcdet.store.trials.standing import latest_checkpoint

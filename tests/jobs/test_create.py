@@ -28,7 +28,7 @@ from hpcdet.site_files import load_site as sites
 from hpcdet.store.config import numerics, resolved_config
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Distributed, Resolved, Worker
-from hpcdet.store.config.searcher_keys import Searcher as SearcherConfig
+from hpcdet.store.config.sections.searcher_keys import Searcher as SearcherConfig
 from hpcdet.store.folder import trust
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent

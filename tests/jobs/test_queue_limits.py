@@ -19,7 +19,7 @@ from hpcdet.site.partitions import Launcher
 from hpcdet.site_files import load_site as sites
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved, Worker, resolve
-from hpcdet.store.config.searcher_keys import Searcher as SearcherConfig
+from hpcdet.store.config.sections.searcher_keys import Searcher as SearcherConfig
 from tests.commands import Cli
 
 HOUR = 3600

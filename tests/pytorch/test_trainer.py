@@ -22,7 +22,7 @@ from hpcdet.process import signals
 from hpcdet.process.location import ATTEMPT, EXPERIMENT, TRIAL, AttemptLocation
 from hpcdet.pytorch.api.periods import TrainUnit
 from hpcdet.pytorch.metrics.metrics import Tally, across_ranks
-from hpcdet.store.config.searcher_keys import Searcher
+from hpcdet.store.config.sections.searcher_keys import Searcher
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.folder.records import Verdict
 from hpcdet.units import Length, Units

@@ -17,7 +17,7 @@ from hpcdet.search.api.codec import decode_action, encode_action
 from hpcdet.search.api.events import Ask, Halt, SegmentEnd, Stop
 from hpcdet.search.searcher_factory import searcher
 from hpcdet.store.config.resolved_config import resolve
-from hpcdet.store.config.searcher_keys import Constraint
+from hpcdet.store.config.sections.searcher_keys import Constraint
 from hpcdet.store.fs import typed_fields
 from tests.search.test_goals import Run, make
 

@@ -18,7 +18,7 @@ from hpcdet.search.api.events import Action, Create, Method, Report, SegmentEnd,
 from hpcdet.search.samplers import optuna_samplers
 from hpcdet.search.searcher_factory import NAMES, searcher
 from hpcdet.store.config.resolved_config import resolve
-from hpcdet.store.config.searcher_keys import COPYING, WHOLE
+from hpcdet.store.config.sections.searcher_keys import COPYING, WHOLE
 from hpcdet.store.folder.records import Trial
 from hpcdet.units import Length
 from tests.json_states import plain, tell

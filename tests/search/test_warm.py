@@ -22,7 +22,7 @@ from hpcdet.search.api import codec, events
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import dump, resolve
-from hpcdet.store.config.searcher_keys import Searcher
+from hpcdet.store.config.sections.searcher_keys import Searcher
 from hpcdet.store.decisions import chain
 from hpcdet.store.decisions.chain import Chain
 from hpcdet.store.folder.layout import ExperimentPaths

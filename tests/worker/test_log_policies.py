@@ -10,7 +10,7 @@ import pytest
 from hpcdet.config import api as config
 from hpcdet.control.leader import retry_rules
 from hpcdet.errors import ConfigError
-from hpcdet.store.config.log_policies import LogPolicy
+from hpcdet.store.config.sections.log_policies import LogPolicy
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, WorkerEnd
 from hpcdet.worker.attempts import matched_log_policies

@@ -30,7 +30,7 @@ from hpcdet.sim.surrogate import Besides, Curves
 from hpcdet.sim.turns import Reports
 from hpcdet.sim.waits import QueueWait
 from hpcdet.store.config.resolved_config import Budget, Resolved
-from hpcdet.store.config.searcher_keys import Searcher
+from hpcdet.store.config.sections.searcher_keys import Searcher
 from hpcdet.units import Length, Unit
 
 _FULL_TRIAL_S = 3600.0

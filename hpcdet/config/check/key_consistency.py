@@ -18,10 +18,17 @@ from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import Space
 from hpcdet.store.config.bounded_patterns import expression
 from hpcdet.store.config.data_secrets import is_secret
-from hpcdet.store.config.notify_keys import is_address
 from hpcdet.store.config.placement import Fsdp2
 from hpcdet.store.config.resolved_config import Resolved
-from hpcdet.store.config.searcher_keys import COPYING, HALVING, MODELLED, WHOLE, Searcher, Step
+from hpcdet.store.config.sections.notify_keys import is_address
+from hpcdet.store.config.sections.searcher_keys import (
+    COPYING,
+    HALVING,
+    MODELLED,
+    WHOLE,
+    Searcher,
+    Step,
+)
 from hpcdet.store.fs import typed_fields
 from hpcdet.units import Length
 

@@ -7,7 +7,12 @@ import re
 from collections.abc import Iterator
 
 from hpcdet.config.check.problems import Problem
-from hpcdet.store.config.checkpoint_storage import KEYS, SECRETS, SECTION, CheckpointStorage
+from hpcdet.store.config.sections.checkpoint_storage import (
+    KEYS,
+    SECRETS,
+    SECTION,
+    CheckpointStorage,
+)
 from hpcdet.store.objects.store_place import EXTRA, PACKAGES
 
 _URLS = ("endpoint_url", "account_url")

@@ -6,7 +6,7 @@ from typing import Any
 
 from hpcdet.rungs import Bracket
 from hpcdet.store.config.resolved_config import Resolved
-from hpcdet.store.config.searcher_keys import MODELLED
+from hpcdet.store.config.sections.searcher_keys import MODELLED
 
 _EXPERIMENT_INODES = 40  # folders, config, site, provenance, decisions, the first submission
 _WORKER_INODES = 6

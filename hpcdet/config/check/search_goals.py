@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from hpcdet.config.check.problems import Problem
 from hpcdet.goals import RESERVED
-from hpcdet.store.config.searcher_keys import COPYING, MODELLED, Constraint, Searcher
+from hpcdet.store.config.sections.searcher_keys import COPYING, MODELLED, Constraint, Searcher
 from hpcdet.store.fs import typed_fields
 
 

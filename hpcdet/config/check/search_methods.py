@@ -13,7 +13,7 @@ from hpcdet.config.check.section_models import completed
 from hpcdet.rungs import hyperband
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import Resolved
-from hpcdet.store.config.searcher_keys import COPYING, HALVING, MODELLED, WHOLE, Searcher
+from hpcdet.store.config.sections.searcher_keys import COPYING, HALVING, MODELLED, WHOLE, Searcher
 
 _DEFAULTS = completed({"entrypoint": "true"}).searcher
 _COMPARED = tuple(name for name in HALVING if name not in WHOLE)

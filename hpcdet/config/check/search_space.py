@@ -10,7 +10,7 @@ from hpcdet.config.check.problems import Problem
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import Resolved
-from hpcdet.store.config.searcher_keys import COPYING, Searcher
+from hpcdet.store.config.sections.searcher_keys import COPYING, Searcher
 
 
 def key(path: tuple[str | int, ...]) -> str:

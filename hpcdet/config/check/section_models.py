@@ -34,7 +34,7 @@ from pydantic import (
 
 from hpcdet.store.config import overrides
 from hpcdet.store.config.resolved_config import Resolved, resolve
-from hpcdet.store.config.stopping_keys import Stopping
+from hpcdet.store.config.sections.stopping_keys import Stopping
 from hpcdet.store.fs.typed_fields import Key
 from hpcdet.units import Length, seconds
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
 from hpcdet.config.check.problems import Problem
-from hpcdet.store.config.searcher_keys import HALVING
+from hpcdet.store.config.sections.searcher_keys import HALVING
 
 _UNITS = ("batches", "records", "epochs")
 

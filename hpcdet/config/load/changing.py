@@ -14,8 +14,8 @@ from hpcdet.config.check.section_models import completed
 from hpcdet.config.load import secret_references
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.store.config import overrides
-from hpcdet.store.config.notify_keys import is_address
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.config.sections.notify_keys import is_address
 from hpcdet.store.fs.yaml12 import scalar
 
 _REFERENCES = ("notify.webhook.url", "notify.webhook.secret")

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcdet.config.check.problems import Problem
 from hpcdet.errors import ConfigError
-from hpcdet.store.config.image_keys import ACCELERATORS, is_path
+from hpcdet.store.config.sections.image_keys import ACCELERATORS, is_path
 from hpcdet.store.fs import files
 
 IMAGE = "environment.image"

@@ -20,8 +20,8 @@ from hpcdet.config.load import secret_references as secrets
 from hpcdet.config.load.image_settings import RegistryUser
 from hpcdet.config.load.layers import Layered
 from hpcdet.store.config import overrides
-from hpcdet.store.config.checkpoint_storage import SECTION as STORAGE
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.config.sections.checkpoint_storage import SECTION as STORAGE
 from hpcdet.store.fs import yaml12
 from hpcdet.store.fs.yaml12 import Document
 

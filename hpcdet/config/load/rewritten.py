@@ -12,7 +12,7 @@ from hpcdet.config.check import problems
 from hpcdet.config.determined import unsupported_keys
 from hpcdet.config.load.load_config import DEFAULT, NULL_SAYS, LoadedConfig, load
 from hpcdet.store.config import data_secrets
-from hpcdet.store.config.checkpoint_storage import SECTION as STORAGE
+from hpcdet.store.config.sections.checkpoint_storage import SECTION as STORAGE
 
 _OURS = ("derived", "generated")
 

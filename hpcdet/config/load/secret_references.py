@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hpcdet.errors import ConfigError
-from hpcdet.store.config import checkpoint_storage, webhook_addresses
-from hpcdet.store.config.notify_keys import WEBHOOK_KEYS
+from hpcdet.store.config import webhook_addresses
+from hpcdet.store.config.sections import checkpoint_storage
+from hpcdet.store.config.sections.notify_keys import WEBHOOK_KEYS
 from hpcdet.store.fs import yaml12
 
 if TYPE_CHECKING:

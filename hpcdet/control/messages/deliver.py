@@ -19,7 +19,7 @@ from hpcdet.read.experiment import changes
 from hpcdet.read.experiment.gather import gather
 from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.config import data_secrets
-from hpcdet.store.config.notify_keys import Notify
+from hpcdet.store.config.sections.notify_keys import Notify
 from hpcdet.store.decisions import outbox
 from hpcdet.store.decisions.outbox import Pending
 from hpcdet.store.folder import trust

@@ -11,7 +11,7 @@ from email import policy
 from email.message import EmailMessage
 
 from hpcdet.control.messages.not_sent import NotSent
-from hpcdet.store.config.notify_keys import is_address
+from hpcdet.store.config.sections.notify_keys import is_address
 from hpcdet.store.decisions.outbox import Message
 
 LIMIT_S = 20.0

@@ -9,7 +9,7 @@ from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.control.upkeep import inherit_checkpoint
 from hpcdet.errors import IntegrityError
-from hpcdet.store.config.searcher_keys import Searcher
+from hpcdet.store.config.sections.searcher_keys import Searcher
 from hpcdet.store.cost import limits
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.folder.records import Control, Trial

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from hpcdet.control.leader.leader import Holder
 from hpcdet.errors import ConfigError
-from hpcdet.store.config.notify_keys import Notify
+from hpcdet.store.config.sections.notify_keys import Notify
 from hpcdet.store.decisions import outbox
 from hpcdet.store.folder import trust
 from hpcdet.store.folder.held_folder import Held, hold

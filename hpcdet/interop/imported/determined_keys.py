@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcdet.errors import HpcdetError
 from hpcdet.store.config import resolved_config
-from hpcdet.store.config.searcher_keys import Searcher
+from hpcdet.store.config.sections.searcher_keys import Searcher
 from hpcdet.units import UNITS
 
 _SECRET = frozenset({

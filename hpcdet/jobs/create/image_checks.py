@@ -10,8 +10,8 @@ from hpcdet.jobs.create import images
 from hpcdet.jobs.script import contained
 from hpcdet.launchers import opening as launchers
 from hpcdet.site import PartitionView, Site, folders
-from hpcdet.store.config.image_keys import is_path
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.config.sections.image_keys import is_path
 from hpcdet.store.folder.layout import ExperimentPaths
 
 

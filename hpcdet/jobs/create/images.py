@@ -10,8 +10,8 @@ from hpcdet.containers import fetching, image_files, opening
 from hpcdet.containers.runtime import ContainerRuntime, RegistryLogin
 from hpcdet.errors import ConfigError
 from hpcdet.site import Site, folders
-from hpcdet.store.config.image_keys import Accelerator, is_path, named_images
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.config.sections.image_keys import Accelerator, is_path, named_images
 
 IMAGE = "environment.image"
 

@@ -27,9 +27,9 @@ from hpcdet.schedulers import opening
 from hpcdet.schedulers.common import machine
 from hpcdet.site import Site
 from hpcdet.store.config import numerics
-from hpcdet.store.config.checkpoint_storage import OF_STORES
-from hpcdet.store.config.checkpoint_storage import SECTION as STORAGE
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.config.sections.checkpoint_storage import OF_STORES
+from hpcdet.store.config.sections.checkpoint_storage import SECTION as STORAGE
 from hpcdet.store.folder import trust
 from hpcdet.store.folder.derived_store import KnownDigests
 from hpcdet.store.fs import yaml12

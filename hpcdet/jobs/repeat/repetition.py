@@ -23,7 +23,7 @@ from hpcdet.policy.provenance.source_manifests import Watch
 from hpcdet.read.capsule.factors import FACTORS, Factor, compare, factor_of
 from hpcdet.read.capsule.recorded import Capsule
 from hpcdet.site import Site
-from hpcdet.store.config import checkpoint_storage
+from hpcdet.store.config.sections import checkpoint_storage
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 from hpcdet.store.fs.yaml12 import Document

@@ -17,8 +17,8 @@ from hpcdet.jobs.script import interpreters
 from hpcdet.schedulers import opening as schedulers
 from hpcdet.schedulers.common import variables
 from hpcdet.site import Container, Site, folders
-from hpcdet.store.config.image_keys import Accelerator, named_images
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.config.sections.image_keys import Accelerator, named_images
 from hpcdet.store.folder import scratch
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files

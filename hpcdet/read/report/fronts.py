@@ -11,7 +11,7 @@ from hpcdet.read.experiment import standings
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.report.scale import Axes, number, scale
 from hpcdet.read.views.trials import ComparisonView, comparison
-from hpcdet.store.config.searcher_keys import Searcher
+from hpcdet.store.config.sections.searcher_keys import Searcher
 
 FRAME = LEFT, TOP, RIGHT, BOTTOM = (72, 12, 616, 276)
 DOTS = 1000

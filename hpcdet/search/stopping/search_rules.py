@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from hpcdet.search.api.codec import StateRecord
 from hpcdet.search.api.events import S
 from hpcdet.search.stopping.trial_rules import WORST, RuleReport, Scope, TrialRule
-from hpcdet.store.config import stopping_keys
+from hpcdet.store.config.sections import stopping_keys
 from hpcdet.store.trials.parents import Parent
 
 

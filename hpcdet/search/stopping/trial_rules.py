@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from hpcdet.goals import finite
 from hpcdet.search.api.codec import StateRecord
 from hpcdet.search.api.events import S
-from hpcdet.store.config import stopping_keys
+from hpcdet.store.config.sections import stopping_keys
 
 WORST = sys.float_info.max
 Scope = Literal["trial", "search"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import ConfigError
-from hpcdet.store.config import checkpoint_storage
+from hpcdet.store.config.sections import checkpoint_storage
 from hpcdet.store.fs import files
 
 HIDDEN = "(not shown: its name says that it is a secret)"

@@ -19,10 +19,6 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from hpcdet.errors import ConfigError, IntegrityError
-from hpcdet.store.config.checkpoint_storage import CheckpointStorage
-from hpcdet.store.config.image_keys import BindMount
-from hpcdet.store.config.log_policies import LogPolicy
-from hpcdet.store.config.notify_keys import Notify
 from hpcdet.store.config.placement import (
     Distributed,
     Pbs,
@@ -31,7 +27,11 @@ from hpcdet.store.config.placement import (
     UserOptions,
     user_options,
 )
-from hpcdet.store.config.searcher_keys import Searcher
+from hpcdet.store.config.sections.checkpoint_storage import CheckpointStorage
+from hpcdet.store.config.sections.image_keys import BindMount
+from hpcdet.store.config.sections.log_policies import LogPolicy
+from hpcdet.store.config.sections.notify_keys import Notify
+from hpcdet.store.config.sections.searcher_keys import Searcher
 from hpcdet.store.fs import files, typed_fields, yaml_bounds
 from hpcdet.store.fs.typed_fields import Key, Seconds, Variables
 from hpcdet.units import Length

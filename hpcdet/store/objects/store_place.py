@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from hpcdet.errors import UsageError
 from hpcdet.store.config import data_secrets
-from hpcdet.store.config.checkpoint_storage import SECRETS, SECTION, CheckpointStorage
+from hpcdet.store.config.sections.checkpoint_storage import SECRETS, SECTION, CheckpointStorage
 
 PACKAGES = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}
 """The package of fsspec for each store."""

@@ -8,7 +8,7 @@ import os
 from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import PEER_LOST
 from hpcdet.store.config.resolved_config import Resolved
-from hpcdet.store.config.searcher_keys import Searcher
+from hpcdet.store.config.sections.searcher_keys import Searcher
 from hpcdet.store.cost import limits
 from hpcdet.store.folder.records import Action, Best
 from hpcdet.store.trials.controls import in_force

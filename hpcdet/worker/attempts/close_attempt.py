@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdet.launchers import opening as launchers
-from hpcdet.store.config.log_policies import LogPolicy
+from hpcdet.store.config.sections.log_policies import LogPolicy
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, Verdict
 from hpcdet.store.fs import files

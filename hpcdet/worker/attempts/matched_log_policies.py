@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 
-from hpcdet.store.config.log_policies import LogPolicy
+from hpcdet.store.config.sections.log_policies import LogPolicy
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 
 _BEGIN = re.compile(r"^\.\*(?![?+*{])")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from hpcdet.goals import Goals, goals
 from hpcdet.rungs import Bracket, adaptive, depth, hyperband, one
-from hpcdet.store.config.stopping_keys import Stopping
+from hpcdet.store.config.sections.stopping_keys import Stopping
 from hpcdet.store.fs.typed_fields import Key, Seconds
 from hpcdet.units import Length
 
