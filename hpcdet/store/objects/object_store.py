@@ -112,7 +112,7 @@ class ObjectStore:
 
         store = self
 
-        class Sent(Callback):  # type: ignore[misc]
+        class PartSent(Callback):  # type: ignore[misc]
             def relative_update(self, inc: int = 1) -> None:
                 store._at_work(inc)
 
@@ -121,7 +121,9 @@ class ObjectStore:
             options["chunksize"] = max(_PART, math.ceil(size / _MOST_PARTS))
         if self.place.kind == "gcs":
             del options["max_concurrency"]
-        self._client.put_file(str(source), f"{self.place.path}/{key}", callback=Sent(), **options)
+        self._client.put_file(
+            str(source), f"{self.place.path}/{key}", callback=PartSent(), **options
+        )
 
     def _read(self, key: str) -> Iterator[bytes]:
         path = f"{self.place.path}/{key}"
