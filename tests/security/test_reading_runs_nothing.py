@@ -7,6 +7,7 @@ a new kind fails here until it is said what to give for it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -189,9 +190,14 @@ def test_no_verb_runs_anything_of_somebody_else(trap: Trap) -> None:
     calls = list(trap.calls())
     assert {words[0] for words in calls} == set(main.VERBS)
     endless: dict[int, list[str]] = {}
-    for number, words in enumerate(calls):
+    neutral = trap.aside / "neutral"  # where a site is found, so that verbs come to the experiment
+    neutral.mkdir()
+    traps = itertools.cycle((trap.paths.root, trap.paths.code))
+    plain = [words for words in calls if not any(word.startswith("-") for word in words)]
+    runs = [(words, neutral) for words in calls] + list(zip(plain, traps, strict=False))
+    for number, (words, here) in enumerate(runs):
         output = trap.aside / f"{number}.out"
-        pid = start(words, trap.paths.root if number % 2 else trap.paths.code, output)
+        pid = start(words, here, output)
         if not ends(pid, SOON_S):
             endless[pid] = words
             continue
