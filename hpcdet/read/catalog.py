@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,10 @@ class Catalog:
         try:
             before = json.loads(data) if data is not None else {}
             if before and _holds(paths, before):
-                row = ExperimentView(**before["row"], id=paths.id, path=str(paths.root))
-                return replace(row, age_s=brief.age_s(row.created))
+                known = before["row"]
+                age_s = brief.age_s(known["created"])
+                own = {"id": paths.id, "path": str(paths.root), "age_s": age_s}
+                return ExperimentView(**{**known, **own})
         except kept.NOT_READABLE:
             before = {}
         folders, records = _watched(paths)

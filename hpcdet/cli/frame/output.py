@@ -178,29 +178,38 @@ def table(
     lines = titles + rows
     widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(columns))]
     limit = shutil.get_terminal_size((80, 24)).columns
-    least = [_least(column, [line[i] for line in lines]) for i, column in enumerate(columns)]
+    least = [_least(column, (line[i] for line in lines)) for i, column in enumerate(columns)]
     soft = [i for i, column in enumerate(columns) if column.cut and widths[i] > least[i]]
     while cut and soft and sum(widths) + 2 * (len(widths) - 1) > limit:
         widest = max(soft, key=lambda i: (i > 0, widths[i]))
         widths[widest] -= 1
         soft = [i for i in soft if widths[i] > least[i]]
-    return "\n".join(_line(columns, line, widths) for line in lines)
+    if any(column.fold for column in columns):
+        return "\n".join(_folded(columns, line, widths) for line in lines)
+    right = [column.right for column in columns]
+    return "\n".join("  ".join(map(_fit, line, widths, right)).rstrip() for line in lines)
 
 
-def _least(column: Column, cells: list[str]) -> int:
+def _least(column: Column, cells: Iterable[str]) -> int:
     """Return the minimum width of a column."""
     if not column.fold:
         return _LEAST
     return min(_WORD, max((len(word) for cell in cells for word in cell.split()), default=_LEAST))
 
 
-def _line(columns: Sequence[Column], line: list[str], widths: list[int]) -> str:
-    """Format a row, over several lines if a cell is folded."""
+def _fit(cell: str, width: int, right: bool) -> str:
+    """Pad a cell, or cut it."""
+    if len(cell) > width:
+        cell = f"{cell[: width - 1]}…"
+    return cell.rjust(width) if right else cell.ljust(width)
+
+
+def _folded(columns: Sequence[Column], line: list[str], widths: list[int]) -> str:
+    """Format a row of which cells go on in the next line."""
     cells = []
     for column, cell, width in zip(columns, line, widths, strict=True):
         parts = textwrap.wrap(cell, width, break_on_hyphens=False) if column.fold else [cell]
-        fit = [part if len(part) <= width else part[: width - 1] + "…" for part in parts]
-        cells.append([part.rjust(width) if column.right else part.ljust(width) for part in fit])
+        cells.append([_fit(part, width, column.right) for part in parts])
     empty = [" " * width for width in widths]
     rows = itertools.zip_longest(*cells)
     filled = ([cell or gap for cell, gap in zip(row, empty, strict=True)] for row in rows)
