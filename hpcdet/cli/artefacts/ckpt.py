@@ -215,7 +215,7 @@ def get(what: str, step: str | None, which: str, out: Path | None, store_of: str
 
     \b
     Examples: hpcdet ckpt get digits-7f3a/3 --best -o ~/best
-              hpcdet ckpt get s3://kept/xor-7f3a/trials/0003/checkpoints/00000300.g2
+              hpcdet ckpt get s3://kept/x-7f3a/trials/0003/checkpoints/00000300.g2
     """
     if store_place.is_url(what):
         if step is not None:
