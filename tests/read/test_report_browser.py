@@ -241,7 +241,7 @@ CONTRAST = {
 }
 """axe-core's own rule, which decides of a single character, too."""
 
-CHARTS = ("parallel", "scatter", "curve", "timeline", "importance", "matrix")
+CHARTS = ("parallel", "scatter", "curve", "timeline", "importance", "matrix", "heatmap")
 
 
 def test_all_is_drawn_from_one_file(page: webdriver.Chrome, searched: str) -> None:

@@ -470,6 +470,18 @@ def test_digests_of_code_leave_room_for_the_facts(tmp_path: Path) -> None:
     assert facts["host"] == "login1" and facts["code"] == "100 files"
 
 
+def test_a_colour_means_one_thing() -> None:
+    style = (shipped.folder("templates") / "report" / "style.css").read_text()
+    schemes = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    assert len(schemes) == 2, "light and dark"
+    for scheme in schemes:
+        colours = dict(re.findall(r"--(\w+): (#\w+);", scheme))
+        plain = {"paper", "ink", "front", "faint", "line", "panel"}
+        means = [name for name in colours if name not in plain]
+        assert len(means) > 25
+        assert len({colours[name] for name in means}) == len(means)
+
+
 def test_the_engine_is_the_official_one() -> None:
     vendor = shipped.folder("templates") / "report" / "vendor"
     digest = hashlib.sha256((vendor / "echarts.min.js").read_bytes()).hexdigest()

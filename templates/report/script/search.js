@@ -211,6 +211,9 @@ function heatChart(figure) {
       best.set(key, [x, y, better ? row.best : old[2], (old ? old[3] : 0) + 1]);
     }
     const cells = [...best.values()];
+    const line = (tag, words) => make("tr", {}, ...words.map((word) => make(tag, tag === "th" ? { scope: "col" } : {}, String(word))));
+    $("table.cells thead", figure).replaceChildren(line("th", [one.name, other.name, metric, "trials"]));
+    $("table.cells tbody", figure).replaceChildren(...cells.map(([x, y, value, n]) => line("td", [xs[x], ys[y], short(value), n])));
     const order = [...new Set(cells.map((cell) => cell[2]))].sort((a, b) => (smaller ? a - b : b - a));
     return {
       grid: { left: 8, right: 16, top: 24, bottom: 40, containLabel: true },
