@@ -12,7 +12,6 @@ import os
 import platform
 import re
 from collections.abc import Callable, Collection
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ import torch
 from hpcdet import __version__
 from hpcdet.errors import ConfigError
 from hpcdet.process.console import say
+from hpcdet.process.installed_packages import installed
 from hpcdet.store.config import numerics
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
@@ -42,7 +42,7 @@ IMAGE = "HPCDET_IMAGE"
 
 def take(experiment: ExperimentPaths | None, world: int, threads: int) -> Fingerprint:
     """The parts of the fingerprint, by name."""
-    packages = sorted(f"{one.name}=={one.version}" for one in metadata.distributions())
+    packages = sorted(f"{name}=={version}" for name, version in installed())
     parts = {
         "hpcdet": __version__,
         "python": platform.python_version(),
@@ -106,7 +106,7 @@ def keep(experiment: ExperimentPaths, parts: Fingerprint) -> str:
         "schema": 1,
         "parts": parts,
         "threads": {**cores, **numerics.loaded_blas()},
-        "packages": {one.name: one.version for one in metadata.distributions()},
+        "packages": dict(installed()),
     }
     text = files.canonical(whole)
     path = experiment.fingerprint(_hash(text))
