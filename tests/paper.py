@@ -7,6 +7,7 @@ the workers by writing the files that a real one writes.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -327,7 +328,7 @@ class World:
         clock = self.clock
         hands = Hands(
             *(self.resolved, self.site, self.scheduler, self.method, _build, clock),
-            sleep=clock.sleep,
+            sleep=getattr(clock, "sleep", time.sleep),
         )
         return Holder(self.paths, kind, hands, hold)
 

@@ -118,7 +118,7 @@ def test_the_test_leaves_out_experiments_inside_the_code(
         seen.extend(path.name for path in (Path(argv[-1]) / "code").iterdir())
         return 0, ""
 
-    monkeypatch.setattr("hpcdet.cli.run.preflight.ended", ended)
+    monkeypatch.setattr("hpcdet.cli.run.preflight.processes.ended", ended)
     lab.cli("test", config, "--site", "local", "-C", config.parent / "runs")
     assert seen == ["config.yaml"]
 

@@ -18,6 +18,7 @@ import yaml
 
 from hpcdet.cli import main
 from hpcdet.config.policy.compile_policy import compile_policy
+from hpcdet.store.fs import yaml12
 from tests import TOP
 from tests.commands import Cli
 from tests.house.test_docs import PAGES
@@ -112,7 +113,7 @@ def _examples() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("page", "text"), _examples())
 def test_configs_in_the_docs_are_valid(page: str, text: str, cli: Cli, tmp_path: Path) -> None:
-    value = yaml.safe_load(text)
+    value = yaml12.parse(text, page).values
     if "apiVersion" in value:
         compile_policy(text, page, datetime.date(2026, 1, 1))
         return

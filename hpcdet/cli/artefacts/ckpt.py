@@ -89,7 +89,9 @@ ckpt_command.add_command(ckpt_archive.archive)
 @click.option("--deleted", is_flag=True, help="Also those that were removed.")
 @output("ckpt.ls", CheckpointView)
 def ls(out: Output, id: str, deleted: bool) -> None:
-    """Checkpoints of an experiment or trial; one with a URL is in its object store, too.
+    """Checkpoints of an experiment or trial.
+
+    One with a URL (-o wide) is in the experiment's object store, too.
 
     \b
     Example: hpcdet ckpt ls digits-7f3a -o wide
@@ -210,7 +212,7 @@ def import_file(out: Output, file: Path, folder: Path | None) -> None:
 def get(what: str, step: str | None, which: str, out: Path | None, store_of: str | None) -> None:
     """Copy a checkpoint to a folder of yours; every byte is checked.
 
-    It may be one in an object store, by its URL (`hpcdet ckpt ls ID -o wide` shows them): that is
+    It may be one in an object store, by its URL (hpcdet ckpt ls ID -o wide shows them): that is
     found as the store's own tools find it, or by --store-of, an experiment of which it is.
 
     \b
