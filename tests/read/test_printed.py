@@ -75,7 +75,7 @@ ELSEWHERE |= {
 ELSEWHERE |= {"notebook.url", "tensorboard.url"}
 _OF_MODELS = "ls versions show best add alias unalias label note archive rm verify"
 ELSEWHERE |= {f"registry.{verb}" for verb in _OF_MODELS.split()}
-ELSEWHERE |= {"export", "import.determined", "reproduce"}
+ELSEWHERE |= {"export", "import.determined", "reproduce", "ckpt.archive"}
 """What needs a search that ran, a checkpoint, a policy or a job: tests of these run them."""
 
 

@@ -398,6 +398,7 @@ WITHOUT_THE_DOOR = {
     "store/folder/trust.py": "what the door has opened, by its descriptor",
     "store/fs/mounts.py": "the kernel's table of mounts",
     "store/fs/yaml12.py": "a config that its user names, which may be a pipe",
+    "store/objects/object_store.py": "objects of a store, whose digests are compared",
     "store/trials/staged_data.py": "data that the door has opened, by their descriptors",
 }
 
