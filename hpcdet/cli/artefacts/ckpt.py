@@ -34,8 +34,8 @@ COLUMNS = (
     Column("METRIC", "metric", right=True),
     Column("KEPT", "kept"),
     Column("DIGEST", lambda row: row.digest[:16]),
-    Column("PATH", "path", wide=True),
     Column("URL", "url", wide=True),
+    Column("PATH", "path", wide=True),
 )
 
 FORMATS = ("safetensors", "pt", "hdf5")
