@@ -97,6 +97,15 @@ def throttles(scheduler: Counting) -> dict[str, int]:
     return first | dict(scheduler.throttled)
 
 
+def two(scheduler: Counting, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[World, World]:
+    """Two experiments that share a limit of four jobs, each of which can wake the other."""
+    first = make(scheduler, folder / "a", 4, max_running=4)
+    second = make(scheduler, folder / "b", 4, max_running=4)
+    worlds = {world.paths.root: world for world in (first, second)}
+    monkeypatch.setattr(Holder, "open", opener(worlds))
+    return first, second
+
+
 def test_no_more_tasks_run_than_the_site_allows(tmp_path: Path, scheduler: Counting) -> None:
     world = make(scheduler, tmp_path, 6, max_running=4)
     advance(world.paths, world.holder())
@@ -166,10 +175,7 @@ def test_single_jobs_are_as_many_as_may_run_and_surplus_ones_are_held(
 def test_experiments_share_a_limit_and_give_back_what_they_do_not_need(
     tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = make(scheduler, tmp_path / "a", 4, max_running=4)
-    second = make(scheduler, tmp_path / "b", 4, max_running=4)
-    worlds = {world.paths.root: world for world in (first, second)}
-    monkeypatch.setattr(Holder, "open", opener(worlds))
+    first, second = two(scheduler, tmp_path, monkeypatch)
     one, other = first.holder(), second.holder()
     advance(first.paths, one)
     play = first.play()
@@ -204,10 +210,7 @@ def test_experiments_share_a_limit_and_give_back_what_they_do_not_need(
 def test_an_experiment_whose_jobs_are_all_held_is_woken(
     tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = make(scheduler, tmp_path / "a", 4, max_running=4)
-    second = make(scheduler, tmp_path / "b", 4, max_running=4)
-    worlds = {world.paths.root: world for world in (first, second)}
-    monkeypatch.setattr(Holder, "open", opener(worlds))
+    first, second = two(scheduler, tmp_path, monkeypatch)
     other, one = second.holder(), first.holder()
     advance(second.paths, other)
     scheduler.foreign = 4
@@ -234,10 +237,7 @@ def test_an_experiment_whose_jobs_are_all_held_is_woken(
 def test_one_whose_holder_has_just_died_is_woken_once_its_lease_is_over(
     tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch, lives: bool
 ) -> None:
-    first = make(scheduler, tmp_path / "a", 4, max_running=4)
-    second = make(scheduler, tmp_path / "b", 4, max_running=4)
-    worlds = {world.paths.root: world for world in (first, second)}
-    monkeypatch.setattr(Holder, "open", opener(worlds))
+    first, second = two(scheduler, tmp_path, monkeypatch)
     other, one = second.holder(), first.holder()
     advance(second.paths, other)
     advance(first.paths, one)

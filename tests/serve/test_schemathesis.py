@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 from hpcdet.serve import serving
 from hpcdet.serve.endpoints import ADDRESSES
 from tests.builders import sweep
 
-schemathesis = pytest.importorskip("schemathesis")
 TOKEN = {"Authorization": "Bearer token", "Host": "localhost"}
 
 
