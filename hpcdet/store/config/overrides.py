@@ -20,6 +20,7 @@ from hpcdet.errors import ConfigError, IntegrityError
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.placement import Resources
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.config.sections.worker_keys import Worker
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, Intent
@@ -60,7 +61,7 @@ LATER = (
     "slurm.sbatch_args",
     *(
         f"worker.{field.name}"
-        for field in dataclasses.fields(resolved_config.Worker)
+        for field in dataclasses.fields(Worker)
         if field.name not in ("lanes", "node_groups")
     ),
 )

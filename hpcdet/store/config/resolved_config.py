@@ -32,6 +32,7 @@ from hpcdet.store.config.sections.image_keys import BindMount
 from hpcdet.store.config.sections.log_policies import LogPolicy
 from hpcdet.store.config.sections.notify_keys import Notify
 from hpcdet.store.config.sections.searcher_keys import Searcher
+from hpcdet.store.config.sections.worker_keys import Worker
 from hpcdet.store.fs import files, typed_fields, yaml_bounds
 from hpcdet.store.fs.typed_fields import Key, Seconds, Variables
 from hpcdet.units import Length
@@ -89,30 +90,6 @@ class Optimizations:
     """What forward computes again in backward: nothing, each block, or modules of these classes."""
     compile: bool | dict[str, bool | str] = False
     """torch.compile: false, true, or its options: mode, backend, fullgraph, dynamic."""
-
-
-@dataclass(frozen=True)
-class Worker:
-    """``worker``. Times in seconds.
-
-    ``lanes`` is a number once the experiment has been made; ``spares``: None leaves it to
-    ``control.fleet.worker_count``.
-    """
-
-    mode: Literal["shared", "per_trial"] = "shared"
-    """shared: an allocation takes trial after trial; per_trial: one job for each."""
-    lanes: Annotated[int, Key(ge=1)] | Literal["auto"] = 1
-    """Trials side by side in one allocation, on one node; auto: as many as fit into a node."""
-    node_groups: Annotated[int, Key(ge=1)] = 1
-    """Groups of nodes in one allocation, each of a trial's size and with its own lanes; as many as
-    the partition's least number of nodes takes."""
-    min_segment_s: Annotated[float, Key(ge=0)] = 300
-    """A trial is not begun with less than this many seconds left in the allocation."""
-    idle_s: Annotated[float, Key(ge=0)] = 120
-    """An allocation with nothing to do is given back after this many seconds."""
-    spares: Annotated[int | None, Key(ge=0)] = None
-    """Tasks that wait to replace ended ones where no job can be submitted later; fewer where the
-    scheduler bounds how many may wait, more where many are preempted; null: max_restarts each."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +229,7 @@ class Resolved:
     optimizations: Optimizations = field(default_factory=Optimizations)
     resources: Resources = field(default_factory=Resources)
     distributed: Distributed = field(default_factory=Distributed)
-    worker: Worker = Worker()
+    worker: Worker = field(default_factory=Worker)
     budget: Budget = Budget()
     environment: Environment = field(default_factory=Environment)
     bind_mounts: Annotated[list[BindMount] | None, Key(sparse=True)] = None
