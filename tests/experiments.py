@@ -227,6 +227,7 @@ def fake_python(folder: Path) -> str:
         '    export RANK="${RANK:-$SLURM_PROCID}" WORLD_SIZE="${WORLD_SIZE:-$SLURM_NTASKS}"\n'
         f'    exec {sys.executable} {FAKE_RANK} hpcdet attempt "$3"\n'
         "fi\n"
+        '[ "$2" = hpcdet.nursery ] && exit 1\n'
         f'exec {sys.executable} "$@"\n'
     )
     path.chmod(0o700)

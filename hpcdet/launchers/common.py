@@ -73,6 +73,25 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class NurseryRequest:
+    """One process on each node, from which the ranks of all trials are forked.
+
+    Attributes:
+        command: of one process; it is told what to do on its standard input.
+        environ, nodes, lanes, mpi, args: as of ``StepRequest``.
+        memory_per_slot: bytes that bound each rank; None: there is no such bound.
+    """
+
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    nodes: int
+    lanes: int
+    memory_per_slot: int | None
+    mpi: bool
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RankDeath:
     """A rank that a signal ended, as its launcher reports it.
 
@@ -112,6 +131,9 @@ class RankLauncher(Protocol):
 
     def step(self, request: StepRequest) -> Launch:
         """Return how to start the ranks."""
+
+    def nursery(self, request: NurseryRequest) -> Launch | str:
+        """Return how to start the processes that ranks are forked from, or why it cannot."""
 
     def listener(self, args: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
         """Return a step on the first node that only hears signals; () if it starts none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcdet.launchers.common import Launch, RankDeath, StepRequest
+from hpcdet.launchers.common import Launch, NurseryRequest, RankDeath, StepRequest
 
 
 class NoLauncher:
@@ -20,6 +20,10 @@ class NoLauncher:
         """See ``common.RankLauncher``."""
         ranks = tuple(_rank(number, request.ranks) for number in range(request.ranks))
         return Launch(request.rank, request.environ, ranks, by_launcher=False)
+
+    def nursery(self, request: NurseryRequest) -> Launch | str:
+        """See ``common.RankLauncher``."""
+        return Launch(request.command, request.environ, ({},), by_launcher=False)
 
     def listener(self, args: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
         """See ``common.RankLauncher``."""

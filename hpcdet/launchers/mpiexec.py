@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from signal import Signals
 
-from hpcdet.launchers.common import Launch, RankDeath, StepRequest
+from hpcdet.launchers.common import Launch, NurseryRequest, RankDeath, StepRequest
 
 # What Hydra (MPICH, MVAPICH) says: one rank's status, and then all ranks' statuses or-ed together,
 # those of ranks that it has killed itself among them. Intel's says each rank's, in their order.
@@ -35,6 +35,10 @@ class Mpiexec:
         )
         environ = {**request.environ, **request.daemons.environment}
         return Launch((*argv, *request.rank), environ, ({},), True, Signals.SIGINT)
+
+    def nursery(self, request: NurseryRequest) -> Launch | str:
+        """See ``common.RankLauncher``."""
+        return "mpiexec's standard input does not reach every rank"
 
     def listener(self, args: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
         """See ``common.RankLauncher``."""

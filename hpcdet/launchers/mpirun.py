@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 
-from hpcdet.launchers.common import Launch, RankDeath, StepRequest
+from hpcdet.launchers.common import Launch, NurseryRequest, RankDeath, StepRequest
 
 # What it says of the rank that failed first; by the time it says so it has ended all others.
 _EXITED = re.compile(r"Process name: \[.*,\s*(\d+)\]\s+Exit code:")
@@ -44,6 +44,10 @@ class Mpirun:
         environ.update(request.daemons.environment)
         end = signal.SIGINT
         return Launch((*argv, *request.rank), environ, ({},), by_launcher=True, end_signal=end)
+
+    def nursery(self, request: NurseryRequest) -> Launch | str:
+        """See ``common.RankLauncher``."""
+        return "mpirun's standard input does not reach every rank"
 
     def listener(self, args: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
         """See ``common.RankLauncher``."""

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcdet.launchers.common import Launch, RankDeath, StepRequest
+from hpcdet.launchers.common import Launch, NurseryRequest, RankDeath, StepRequest
 
 _MODULE = ("-Pm", "hpcdet.launchers.pbsdsh")
 _NOTICES = (signal.SIGTERM, signal.SIGUSR2)
@@ -50,6 +50,10 @@ class Pbsdsh:
         program = request.command or self.command
         words = (request.python, *_MODULE, program, str(request.folder), "--", *request.rank)
         return Launch(words, request.environ, ranks, by_launcher=False)
+
+    def nursery(self, request: NurseryRequest) -> Launch | str:
+        """See ``common.Launcher``."""
+        return "pbsdsh has no standard input"
 
     def listener(self, args: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
         """See ``common.Launcher``."""

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from hpcdet.launchers.common import Launch, RankDeath, StepRequest
+from hpcdet.launchers.common import Launch, NurseryRequest, RankDeath, StepRequest
 
 # Sizes of the allocation that srun takes for those of the step, where it is told no other.
 _SIZE = ("SLURM_GPUS", "SLURM_GRES", "SLURM_MEM_PER_", "SLURM_NTASKS_PER_GPU")
@@ -51,6 +51,10 @@ class Srun:
             environ = {n: value for n, value in environ.items() if not n.startswith(_SIZE)}
         argv = (request.command or self.command, *options, *request.args, *request.rank)
         return Launch(argv, environ, ({},), by_launcher=True)
+
+    def nursery(self, request: NurseryRequest) -> Launch | str:
+        """See ``common.RankLauncher``."""
+        return "srun: each trial is a step of its own"
 
     def listener(self, args: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
         """See ``common.RankLauncher``."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdet.errors import HpcdetError
+from hpcdet.jobs.script import warm_launch
 from hpcdet.jobs.script.launch import launch
 from hpcdet.launchers.common import Launch
 from hpcdet.schedulers import opening
@@ -38,7 +39,8 @@ from hpcdet.worker.attempts import close_attempt, drain_staging, evidence
 from hpcdet.worker.attempts.cancels import EVERY_S, Cancels
 from hpcdet.worker.attempts.close_attempt import Circumstances
 from hpcdet.worker.attempts.lane import Lane
-from hpcdet.worker.attempts.step import RunningStep
+from hpcdet.worker.attempts.step import RunningStep, start
+from hpcdet.worker.attempts.warm_ranks import WarmRanks
 from hpcdet.worker.claims import claims
 from hpcdet.worker.claims.claimable import Outlook
 from hpcdet.worker.departure import LOOK_S, Departure
@@ -89,6 +91,8 @@ class Worker:
         self.outlook = Outlook(self.paths)
         self.cancels = Cancels(self.paths, min(EVERY_S, self.crank.every_s))
         self._judges = ThreadPoolExecutor(self.lanes, "judge")
+        nursery = warm_launch.nursery(self.experiment, self.site, self.paths, self.allocation)
+        self.warm = WarmRanks(nursery, self.experiment, self._note)
 
     def work(self) -> int:
         """Run trials until none is left or time is up; return the exit code."""
@@ -97,6 +101,8 @@ class Worker:
         except OSError:  # its end is unrecorded, as if it was killed: its script decides
             traceback.print_exc()
             return REQUEUE if self.site.capabilities.requeue == "user" else 1
+        finally:
+            self.warm.close()
 
     def _work(self) -> int:
         self._note(
@@ -176,8 +182,12 @@ class Worker:
     def _take_trials(self) -> str:
         """Run trials until there is a reason to leave; return it once every lane has ended."""
         idle_since = time.monotonic()
-        look_at, turns = 0.0, 0
+        look_at, turns, settled = 0.0, 0, False
         while True:
+            if not self.warm.settled:
+                idle_since = time.monotonic()
+            elif not settled:
+                settled, look_at = True, 0.0
             self.heartbeat.tick(self.leaving.why)
             if self.leaving.is_lost():
                 for lane in self._busy:
@@ -205,7 +215,8 @@ class Worker:
             for lane in self._busy:
                 lane.enforce()
             awake = self._busy or self.crank.decides
-            self.notices.wait(LOOK_S if awake else max(0.0, look_at - time.monotonic()))
+            seconds = LOOK_S if awake else max(0.0, look_at - time.monotonic())
+            self.notices.wait(seconds, self.warm.descriptors)
 
     def _awaits_the_lost(self, over_s: float) -> bool:
         """True if a silent worker's trial may soon be free and no other worker can be submitted.
@@ -223,7 +234,7 @@ class Worker:
 
     def _fill_lanes(self) -> None:
         """Start claimable trials while a lane is free."""
-        while not self.leaving.why:
+        while self.warm.settled and not self.leaving.why:
             free = self.groups.free([lane.number for lane in self._busy])
             if free is None:
                 return
@@ -281,7 +292,8 @@ class Worker:
         except HpcdetError as error:
             return f"{error.where}: {error.what}"
         try:
-            return RunningStep(plan, attempt.launcher_log, self.opened.code)
+            said, code = attempt.launcher_log, self.opened.code
+            return self.warm.fork(plan, said, code) or start(plan, said, code)
         except OSError as error:
             with contextlib.suppress(OSError):
                 attempt.launcher_log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

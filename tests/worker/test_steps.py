@@ -212,7 +212,7 @@ def start(tmp_path: Path) -> Iterator[object]:
             tuple({"RANK": str(rank)} for rank in range(ranks)),
             by_launcher=False,
         )
-        running.append(RunningStep(plan, tmp_path / "launcher.log", tmp_path))
+        running.append(steps.start(plan, tmp_path / "launcher.log", tmp_path))
         return running[-1]
 
     yield begin
@@ -285,10 +285,10 @@ def test_ranks_die_with_their_worker(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, sys, time\n"
         "from hpcdet.launchers.common import Launch\n"
-        "from hpcdet.worker.attempts.step import RunningStep\n"
+        "from hpcdet.worker.attempts.step import start\n"
         "here = pathlib.Path(sys.argv[1])\n"
         "plan = Launch(('sleep', '600'), os.environ, ({}, {}), False)\n"
-        "step = RunningStep(plan, here / 'log', here)\n"
+        "step = start(plan, here / 'log', here)\n"
         "print(*step.pids, flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -315,11 +315,11 @@ def test_a_launcher_is_spared_the_notice_and_ends_its_ranks_with_the_worker(
     code = (
         "import os, pathlib, signal, sys, time\n"
         "from hpcdet.launchers.common import Launch\n"
-        "from hpcdet.worker.attempts.step import RunningStep\n"
+        "from hpcdet.worker.attempts.step import start\n"
         "here = pathlib.Path(sys.argv[1])\n"
         "argv = ('/bin/bash', '-c', sys.argv[2])\n"
         "plan = Launch(argv, os.environ, ({},), True, signal.SIGINT)\n"
-        "step = RunningStep(plan, here / 'log', here)\n"
+        "step = start(plan, here / 'log', here)\n"
         "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path), launcher]) as worker:

@@ -42,20 +42,11 @@ def launch(
     python = interpreters.of_jobs(experiment, site)
     place = (str(paths.root), str(attempt.trial), str(attempt.number))
     same = ("--identity", identity) if identity else ()
-    hidden = numerics.imposed(None, experiment.reproducibility.device)
-    seen = {**environment.for_step(os.environ, site), **hidden}
-    given = with_variables(seen, experiment.environment)
-    given["HPCDET_BACKEND"] = experiment.distributed.backend
-    if allocation.end_at is not None:
-        given["HPCDET_DEADLINE"] = f"{allocation.end_at:.3f}"
-    given["HPCDET_GRACE"] = f"{site.limits.kill_wait_s:g}"
-    image = contained.image(experiment, site)
-    if site.paths.local and (experiment.staged or contained.is_staged(image)):
-        given[staged_data.PLACE] = site.paths.local
-        given[staged_data.JOB] = f"{paths.id} {allocation.job} {allocation.restart}"
     view = site.view(experiment.resources.resource_pool)
     launcher = launchers.launcher(launchers.kind_of(site, view))
     inside = schedulers.of(site).inside
+    image = contained.image(experiment, site)
+    given = rank_environment(experiment, site, paths, allocation)
     gpus = inside.granted_gpus(given) if launcher.divides else 0
     if experiment.lanes_per_node > 1 and not gpus:
         given.update(devices(given, lane, experiment.lanes_per_node))
@@ -92,6 +83,24 @@ def launch(
             folder=attempt.root,
         )
     )
+
+
+def rank_environment(
+    experiment: Resolved, site: Site, paths: ExperimentPaths, allocation: Allocation
+) -> dict[str, str]:
+    """Return the environment that all ranks have in common, whichever trial they are of."""
+    hidden = numerics.imposed(None, experiment.reproducibility.device)
+    seen = {**environment.for_step(os.environ, site), **hidden}
+    given = with_variables(seen, experiment.environment)
+    given["HPCDET_BACKEND"] = experiment.distributed.backend
+    if allocation.end_at is not None:
+        given["HPCDET_DEADLINE"] = f"{allocation.end_at:.3f}"
+    given["HPCDET_GRACE"] = f"{site.limits.kill_wait_s:g}"
+    image = contained.image(experiment, site)
+    if site.paths.local and (experiment.staged or contained.is_staged(image)):
+        given[staged_data.PLACE] = site.paths.local
+        given[staged_data.JOB] = f"{paths.id} {allocation.job} {allocation.restart}"
+    return given
 
 
 def with_variables(given: Mapping[str, str], wanted: Environment) -> dict[str, str]:

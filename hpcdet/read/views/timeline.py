@@ -23,8 +23,8 @@ class EventView:
     time: str
     """When."""
     kind: str
-    """Of an experiment ``submitted refused stuck worker_started worker_ended decision clone retry
-    failed lost throttle command state``; of an attempt ``started start first_step checkpoint
+    """Of an experiment ``submitted refused stuck worker_started cold worker_ended decision clone
+    retry failed lost throttle command state``; of an attempt ``started start first_step checkpoint
     checkpoint_staged checkpoint_copied checkpoint_failed checkpoint_skipped copy_failed
     drain_failed unregistered not_finite notice alert ended``."""
     trial: int
@@ -80,6 +80,10 @@ def _workers(gathered: Gathered) -> Iterator[EventView]:
             yield _event(worker.claim.at, "worker_started", where)
         if worker.end is not None:
             yield _event(worker.end.at, "worker_ended", f"worker {name}: {worker.end.why}")
+    for worker in gathered.workers[-_ASKED:]:
+        for line in journal.Reader(worker.paths.journal).read("cold"):
+            text = f"worker {worker.paths.name} starts each rank anew: {line.get('why', '')}"
+            yield _event(line["t"], "cold", text)
 
 
 def passed_over(gathered: Gathered, trial: int) -> Line | None:

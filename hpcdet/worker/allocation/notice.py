@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -77,9 +78,13 @@ class Notices:
             with contextlib.suppress(OSError):
                 self._heard = self._file.read_text()
 
-    def wait(self, seconds: float) -> None:
-        """Sleep until a signal arrives or a child ends, and no longer than this."""
-        if select.select([self._wake], [], [], seconds)[0]:
+    def wait(self, seconds: float, also: Sequence[int] = ()) -> None:
+        """Sleep until a signal arrives or a child ends, and no longer than this.
+
+        Args:
+            also: descriptors of which one that can be read ends it, too.
+        """
+        if self._wake in select.select([self._wake, *also], [], [], seconds)[0]:
             with contextlib.suppress(BlockingIOError):
                 while os.read(self._wake, 4096):
                     pass

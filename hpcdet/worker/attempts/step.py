@@ -8,9 +8,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from hpcdet.launchers.common import Launch
 from hpcdet.store.fs import files
@@ -54,46 +55,31 @@ class _Failure:
         return 0 if self.code == -signal.SIGKILL else 1
 
 
+class StepProcess(Protocol):
+    """A process of a step, as ``subprocess.Popen`` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+
 class RunningStep:
-    """The processes of a launch: started, polled, notified and ended here.
+    """The processes of a launch: polled, notified and ended here.
 
     Ranks without a launcher are treated as a launcher would: if one dies, the others are
     told to leave and, as they may wait for the dead one for ever, killed a little later; if this
     process dies, they die with it.
     """
 
-    def __init__(self, launch: Launch, log: Path, cwd: Path) -> None:
+    def __init__(self, launch: Launch, processes: Sequence[StepProcess]) -> None:
         self._by_launcher = launch.by_launcher
         self._end_signal = launch.end_signal
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes = processes
         self._failed: list[_Failure] = []  # in order of detection
         self._seen: set[int] = set()
         self._kill_at: float | None = None
         self._killed = False
-        self._notified = False
-        prepare = _preparation(launch)
-        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            with files.append_log(log) as output:
-                for extra in launch.processes:
-                    # all in the group of the first: one signal reaches all, and only them
-                    group = self._processes[0].pid if self._processes else 0
-                    self._processes.append(
-                        subprocess.Popen(
-                            launch.argv,
-                            stdin=subprocess.DEVNULL,
-                            stdout=output,
-                            stderr=output,
-                            env={**launch.environment, **extra},
-                            cwd=cwd,
-                            process_group=group,
-                            preexec_fn=prepare,
-                        )
-                    )
-        except BaseException:
-            # a part of the ranks would wait for the others while the attempt is over
-            self._abandon()
-            raise
 
     @property
     def pids(self) -> list[int]:
@@ -151,12 +137,6 @@ class RunningStep:
             died_of=signal.Signals(-first.code).name if died else "",
         )
 
-    def _abandon(self) -> None:
-        if self._processes:
-            self.kill()
-        for process in self._processes:
-            process.wait()
-
     def _end_peers(self) -> None:
         now = time.monotonic()
         if self._kill_at is None:
@@ -174,7 +154,42 @@ class RunningStep:
             os.killpg(self._processes[0].pid, number)
 
 
-def _preparation(launch: Launch) -> Callable[[], None] | None:
+def start(launch: Launch, log: Path, cwd: Path) -> RunningStep:
+    """Start the processes of a launch.
+
+    Raises:
+        OSError: one of them cannot be started; then none runs.
+    """
+    prepare = preparation(launch)
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        with files.append_log(log) as output:
+            for extra in launch.processes:
+                # all in the group of the first: one signal reaches all, and only them
+                group = started[0].pid if started else 0
+                started.append(
+                    subprocess.Popen(
+                        launch.argv,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        env={**launch.environment, **extra},
+                        cwd=cwd,
+                        process_group=group,
+                        preexec_fn=prepare,
+                    )
+                )
+    except BaseException:
+        # a part of the ranks would wait for the others while the attempt is over
+        for process in started:
+            process.kill()
+            process.wait()
+        raise
+    return RunningStep(launch, started)
+
+
+def preparation(launch: Launch) -> Callable[[], None] | None:
     """Return the function that a child runs before it executes the rank or the launcher.
 
     Either ends with the worker; others are ended by the scheduler. A rank blocks notices until it

@@ -1,0 +1,147 @@
+"""``python -Pm hpcdet.nursery [MODULE ...]``: forks ranks as it is told on its standard input.
+
+The last argument is padding: ranks write their command lines over it. One thread: a rank is a copy
+of this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import signal
+import sys
+from types import FrameType
+
+from hpcdet import fork_messages
+from hpcdet.fork_messages import Answer, ForkRequest
+from hpcdet.nursery import forked_rank, imports
+from hpcdet.nursery.imports import Unfit
+from hpcdet.process import command_line, signals
+
+_PIECE = 1 << 16
+
+
+class Nursery:
+    """The loop of a nursery: requests, notices and ends of ranks, one after the other."""
+
+    def __init__(self) -> None:
+        self._requests, self._answers = os.dup(0), os.dup(1)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.dup2(2, 1)  # what imports print is no answer
+        self._wake, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._node = int(os.environ.get("SLURM_NODEID", "0"))
+        self._heard: list[signal.Signals] = []
+        self._ranks: dict[int, int] = {}  # process: number of the request
+        self._rest = b""
+
+    def begin(self, wanted: list[str]) -> bool:
+        """Import, and say what came of it; False if no rank can be forked."""
+        try:
+            imports.load(wanted)
+            imports.probe()
+        except Unfit as why:
+            self._say(Answer("cold", text=str(why)))
+            return False
+        self._say(Answer("ready"))
+        return True
+
+    def serve(self) -> None:
+        """Fork ranks until nobody can ask for more: then those that run end with this process."""
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in (*signals.NOTICES, signal.SIGCHLD):
+            signal.signal(number, self._hear)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.NOTICES)
+        while True:
+            ready, _, _ = select.select([self._requests, self._wake], [], [])
+            with contextlib.suppress(BlockingIOError):
+                while os.read(self._wake, _PIECE):
+                    pass
+            while self._heard:
+                self._tell(self._ranks, self._heard.pop())
+            self._reap()
+            if self._requests in ready and not self._take():
+                return
+
+    def _hear(self, number: int, _: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self._heard.append(signal.Signals(number))
+
+    def _tell(self, pids: dict[int, int], number: signal.Signals) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _reap(self) -> None:
+        for pid, number in list(self._ranks.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self._ranks[pid]
+                code = os.waitstatus_to_exitcode(status)
+                self._say(Answer("ended", number=number, pid=pid, code=code))
+
+    def _take(self) -> bool:
+        """Take what has come of requests; False once there will be no more."""
+        piece = os.read(self._requests, _PIECE)
+        *whole, self._rest = (self._rest + piece).split(b"\n")
+        for raw in whole:
+            self._do(fork_messages.read(ForkRequest, raw))
+        return bool(piece)
+
+    def _do(self, request: ForkRequest) -> None:
+        if request.signal:
+            of_it = {pid: number for pid, number in self._ranks.items() if number == request.number}
+            self._tell(of_it, signal.Signals(request.signal))
+            return
+        pids: list[int] = []
+        try:
+            descriptors = forked_rank.Descriptors(request)
+            try:
+                for own in request.ranks[self._node]:
+                    group = pids[0] if pids else 0
+                    pids.append(forked_rank.fork(request, own, group, descriptors, self._leave))
+            finally:
+                descriptors.close()
+        except OSError as error:
+            # a part of the ranks would wait for the others while the attempt is over
+            self._tell(dict.fromkeys(pids, 0), signal.SIGKILL)
+            for pid in pids:
+                os.waitpid(pid, 0)
+            self._say(Answer("refused", number=request.number, text=str(error)))
+            return
+        self._ranks |= dict.fromkeys(pids, request.number)
+        self._say(Answer("forked", number=request.number, pids=pids))
+
+    def _leave(self) -> None:
+        """In a rank: be nothing of a nursery."""
+        signal.set_wakeup_fd(-1)
+        for fd in (self._requests, self._answers, self._wake, self._writer):
+            os.close(fd)
+        self.__dict__.clear()
+
+    def _say(self, answer: Answer) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            whole = fork_messages.line(dataclasses.replace(answer, node=self._node))
+            while whole:
+                whole = whole[os.write(self._answers, whole) :]
+
+
+def main(argv: list[str]) -> int:
+    """Run a nursery; returns the exit code: 1 if no rank can be forked here."""
+    wanted = argv[1:-1]
+    nursery = Nursery()
+    command_line.show([sys.executable, "-Pm", "hpcdet.nursery", *wanted])
+    if not nursery.begin(wanted):
+        return 1
+    nursery.serve()
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

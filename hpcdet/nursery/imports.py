@@ -1,0 +1,100 @@
+"""The imports of a nursery, and the proof that they have started nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable
+
+from hpcdet.process import installed_packages, late_compiler
+from hpcdet.store.config import numerics
+
+RANK = "hpcdet.attempt"
+FIRST_STEP = (
+    RANK,
+    "hpcdet.pytorch.entry",
+    "hpcdet.train.telemetry.probes",
+    "psutil",
+)
+"""What a rank has imported when its first step is over, the user's own modules aside."""
+_PROBE_S = 10.0
+_LOOK_S = 0.01
+
+
+class Unfit(Exception):
+    """Ranks cannot be forked from this process."""
+
+
+def load(wanted: Iterable[str]) -> None:
+    """Import what ranks need, and ``wanted``.
+
+    Raises:
+        Unfit: an import failed, or has started a thread.
+    """
+    late_compiler.put_off()
+    for name in (*FIRST_STEP, *wanted):
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise Unfit(f"import {name}: {type(error).__name__}: {error}") from error
+        if started := _threads():
+            raise Unfit(f"import {name} has started {started}")
+    installed_packages.installed()  # which its record of the environment has
+    # a rank runs this module as its main one, and has it under no other name
+    package, _, own = RANK.rpartition(".")
+    del sys.modules[RANK]
+    delattr(sys.modules[package], own)
+    gc.collect()
+    gc.freeze()  # what ranks have in common stays so: their collector leaves it alone
+
+
+def _threads() -> str:
+    """The threads beside the main one, but for the pools of OpenBLAS, which survive a fork."""
+    if others := [one.name for one in threading.enumerate() if one is not threading.main_thread()]:
+        return f"the thread {others[0]}"
+    count = len(os.listdir("/proc/self/task")) - 1
+    if count:
+        blas = numerics.loaded_blas().items()
+        count -= sum(size - 1 for name, size in blas if name.startswith("OpenBLAS"))
+    return f"{count} threads" if count > 0 else ""
+
+
+def probe() -> None:
+    """Have a child compute in parallel and differentiate, as a rank does.
+
+    Raises:
+        Unfit: it does not end well, or not in time.
+    """
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            _compute()
+            os._exit(0)
+        os._exit(1)
+    limit = time.monotonic() + _PROBE_S
+    while time.monotonic() < limit:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            if status:
+                raise Unfit(f"a first step in a fork ends with {os.waitstatus_to_exitcode(status)}")
+            return
+        time.sleep(_LOOK_S)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise Unfit(f"a first step in a fork takes more than {_PROBE_S:g} s")
+
+
+def _compute() -> None:
+    import torch
+
+    if torch.cuda._is_in_bad_fork():
+        raise RuntimeError("CUDA was initialized before the fork")
+    torch.set_num_threads(max(2, torch.get_num_threads()))
+    weight = torch.ones(1 << 17, requires_grad=True)
+    torch.autograd.backward((weight * weight).exp().sum())
