@@ -22,7 +22,7 @@ class ForkRequest:
     Attributes:
         number: of the attempt among those of this worker, from 1.
         argv: the command line of each rank, the interpreter first.
-        environ: of all ranks, complete.
+        environ: of all ranks, where it is not that of their nursery.
         ranks: what each has in its environment on top, by node.
         folder, log: where they begin, and where their output goes.
         signal: instead of all that: a signal for the ranks of that number; 0: none.

@@ -63,6 +63,8 @@ class Launch:
         by_launcher: the process is a launcher that starts the ranks elsewhere.
         end_signal: makes a launcher end its ranks everywhere. Where it is not SIGTERM, that is
             kept from the launcher: schedulers send it as a notice, to whatever they find.
+        rank: the command of one rank, where ranks may be forked from nurseries instead.
+        forked: what each then has in its environment on top, by node.
     """
 
     argv: tuple[str, ...]
@@ -70,6 +72,8 @@ class Launch:
     processes: tuple[Mapping[str, str], ...]
     by_launcher: bool
     end_signal: signal.Signals = signal.SIGTERM
+    rank: tuple[str, ...] = ()
+    forked: tuple[tuple[Mapping[str, str], ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,18 +81,21 @@ class NurseryRequest:
     """One process on each node, from which the ranks of all trials are forked.
 
     Attributes:
-        command: of one process; it is told what to do on its standard input.
-        environ, nodes, lanes, mpi, args: as of ``StepRequest``.
-        memory_per_slot: bytes that bound each rank; None: there is no such bound.
+        process: its command line; it is told what to do on its standard input.
+        environ, nodes, ranks_per_node, cpus_per_rank, memory_per_node, lanes, mpi, args, command:
+            as of ``StepRequest``.
     """
 
-    command: tuple[str, ...]
+    process: tuple[str, ...]
     environ: Mapping[str, str]
     nodes: int
+    ranks_per_node: int
+    cpus_per_rank: int
+    memory_per_node: int | None
     lanes: int
-    memory_per_slot: int | None
     mpi: bool
     args: tuple[str, ...]
+    command: str
 
 
 @dataclass(frozen=True)

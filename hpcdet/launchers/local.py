@@ -19,11 +19,13 @@ class NoLauncher:
     def step(self, request: StepRequest) -> Launch:
         """See ``common.RankLauncher``."""
         ranks = tuple(_rank(number, request.ranks) for number in range(request.ranks))
-        return Launch(request.rank, request.environ, ranks, by_launcher=False)
+        return Launch(
+            request.rank, request.environ, ranks, False, rank=request.rank, forked=(ranks,)
+        )
 
     def nursery(self, request: NurseryRequest) -> Launch | str:
         """See ``common.RankLauncher``."""
-        return Launch(request.command, request.environ, ({},), by_launcher=False)
+        return Launch(request.process, request.environ, ({},), by_launcher=False)
 
     def listener(self, args: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
         """See ``common.RankLauncher``."""

@@ -13,6 +13,13 @@ _SIZE = ("SLURM_GPUS", "SLURM_GRES", "SLURM_MEM_PER_", "SLURM_NTASKS_PER_GPU")
 _KILLED = re.compile(r"srun: error: \S+ tasks? \S+: Killed")
 _EXITED = re.compile(r"srun: error: \S+ tasks? (\d+)\S*: Exited with exit code")
 _NO_MPI = "--mpi=none"
+_WHOLE = re.compile(r"--(account|qos|mpi|quiet|verbose|time|overlap|cpu-bind=none|export=ALL)\b")
+"""Arguments that mean the same for a step of nurseries as for one of ranks."""
+_BINDS = (
+    "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU",
+    "SLURM_MEM_BIND", "SLURM_HINT", "SLURM_TASK_PROLOG",
+)  # fmt: skip
+"""Variables by which srun gives each task something of its own."""
 
 
 class Srun:
@@ -50,11 +57,25 @@ class Srun:
             options += _part(environ, request)
             environ = {n: value for n, value in environ.items() if not n.startswith(_SIZE)}
         argv = (request.command or self.command, *options, *request.args, *request.rank)
-        return Launch(argv, environ, ({},), by_launcher=True)
+        forked = tuple(_of_node(request, node) for node in range(request.nodes))
+        rank = request.rank
+        return Launch(argv, environ, ({},), by_launcher=True, rank=rank, forked=forked)
 
     def nursery(self, request: NurseryRequest) -> Launch | str:
         """See ``common.RankLauncher``."""
-        return "srun: each trial is a step of its own"
+        if why := _own_step(request):
+            return why
+        options = [
+            f"--nodes={request.nodes}",
+            f"--ntasks={request.nodes}",
+            "--ntasks-per-node=1",
+            f"--cpus-per-task={request.ranks_per_node * request.cpus_per_rank}",
+            *("--overlap", "--mem=0"),  # it holds nothing that a later step would wait for
+            *("--cpu-bind=none", "--kill-on-bad-exit=1", "--export=ALL", "--input=all"),
+            *("--job-name=nursery", _NO_MPI),
+        ]
+        argv = (request.command or self.command, *options, *request.args, *request.process)
+        return Launch(argv, request.environ, ({},), by_launcher=True)
 
     def listener(self, args: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
         """See ``common.RankLauncher``."""
@@ -92,6 +113,38 @@ class Srun:
     def lost_node(self, said: str) -> bool:
         """Slurm itself ends the step then."""
         return False
+
+
+def _own_step(request: NurseryRequest) -> str:
+    """Return why each trial has to be a step of its own; "" if it need not."""
+    if request.mpi:
+        return "MPI has to begin with the step"
+    if request.memory_per_node:
+        return "a step bounds the memory of its trial (resources.memory_per_slot)"
+    if request.lanes > 1:
+        return "a step gives each of several trials its part of the node"
+    odd = (arg for arg in request.args if not _WHOLE.match(arg))
+    if (arg := next(odd, "")) or (arg := next(filter(request.environ.get, _BINDS), "")):
+        return f"{arg} may give each rank something of its own"
+    return ""
+
+
+def _of_node(request: StepRequest, node: int) -> tuple[Mapping[str, str], ...]:
+    """Return the variables of the ranks of a node, as those of a step of their own have them."""
+    each, first = request.ranks_per_node, node * request.ranks_per_node
+    of_all = {
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), str(request.ranks)),
+        "SLURM_STEP_NUM_TASKS": str(request.ranks),
+        "SLURM_NTASKS_PER_NODE": str(each),
+        "SLURM_CPUS_PER_TASK": str(request.cpus_per_rank),
+        "SLURM_STEP_TASKS_PER_NODE": f"{each}(x{request.nodes})"
+        if request.nodes > 1
+        else f"{each}",
+    }
+    return tuple(
+        {**of_all, "SLURM_PROCID": str(first + local), "SLURM_LOCALID": str(local)}
+        for local in range(each)
+    )
 
 
 def _part(environ: Mapping[str, str], request: StepRequest) -> Iterator[str]:

@@ -14,11 +14,13 @@ import signal
 import sys
 from types import FrameType
 
-from hpcdet import fork_messages
-from hpcdet.fork_messages import Answer, ForkRequest
-from hpcdet.nursery import forked_rank, imports
-from hpcdet.nursery.imports import Unfit
-from hpcdet.process import command_line, signals
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))  # before imports
+
+from hpcdet import fork_messages  # noqa: E402
+from hpcdet.fork_messages import Answer, ForkRequest  # noqa: E402
+from hpcdet.nursery import forked_rank, imports  # noqa: E402
+from hpcdet.nursery.imports import Unfit  # noqa: E402
+from hpcdet.process import command_line, signals  # noqa: E402
 
 _PIECE = 1 << 16
 
@@ -36,6 +38,7 @@ class Nursery:
         self._node = int(os.environ.get("SLURM_NODEID", "0"))
         self._heard: list[signal.Signals] = []
         self._ranks: dict[int, int] = {}  # process: number of the request
+        self._groups: dict[int, int] = {}  # the other way round, of each first rank
         self._rest = b""
 
     def begin(self, wanted: list[str]) -> bool:
@@ -61,7 +64,10 @@ class Nursery:
                 while os.read(self._wake, _PIECE):
                     pass
             while self._heard:
-                self._tell(self._ranks, self._heard.pop())
+                number = self._heard.pop()
+                for pid in self._ranks:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
             self._reap()
             if self._requests in ready and not self._take():
                 return
@@ -70,10 +76,12 @@ class Nursery:
         if number != signal.SIGCHLD:
             self._heard.append(signal.Signals(number))
 
-    def _tell(self, pids: dict[int, int], number: signal.Signals) -> None:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def _tell(self, request: ForkRequest) -> None:
+        """Send a signal to the ranks of a request, and to all that is in their group."""
+        with contextlib.suppress(ProcessLookupError, KeyError):
+            os.killpg(self._groups[request.number], request.signal)
+        if request.number not in self._ranks.values():  # what they left was swept up
+            self._groups.pop(request.number, None)
 
     def _reap(self) -> None:
         for pid, number in list(self._ranks.items()):
@@ -93,8 +101,7 @@ class Nursery:
 
     def _do(self, request: ForkRequest) -> None:
         if request.signal:
-            of_it = {pid: number for pid, number in self._ranks.items() if number == request.number}
-            self._tell(of_it, signal.Signals(request.signal))
+            self._tell(request)
             return
         pids: list[int] = []
         try:
@@ -107,12 +114,13 @@ class Nursery:
                 descriptors.close()
         except OSError as error:
             # a part of the ranks would wait for the others while the attempt is over
-            self._tell(dict.fromkeys(pids, 0), signal.SIGKILL)
             for pid in pids:
+                os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
             self._say(Answer("refused", number=request.number, text=str(error)))
             return
         self._ranks |= dict.fromkeys(pids, request.number)
+        self._groups[request.number] = pids[0]
         self._say(Answer("forked", number=request.number, pids=pids))
 
     def _leave(self) -> None:

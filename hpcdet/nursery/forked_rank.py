@@ -12,7 +12,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 from hpcdet.fork_messages import ForkRequest
@@ -101,20 +100,6 @@ def _be(
         os._exit(code)
 
 
-def _added() -> dict[str, str]:
-    """Return what interpreter and imports have set in the environment, as they do in each rank."""
-    given = dict(
-        pair.split(b"=", 1)
-        for pair in Path("/proc/self/environ").read_bytes().split(b"\0")
-        if b"=" in pair
-    )
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if given.get(os.fsencode(name)) != os.fsencode(value)
-    }
-
-
 def _begin_anew(request: ForkRequest, own: dict[str, str], descriptors: Descriptors) -> None:
     """Leave nothing of the nursery that a new process would not have."""
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -128,9 +113,9 @@ def _begin_anew(request: ForkRequest, own: dict[str, str], descriptors: Descript
     import numpy as np  # both are there: imported as ranks do, after all else is prepared
     import torch
 
-    added = _added()
-    os.environ.clear()
-    os.environ.update(request.environ | own | added)
+    os.environ.update(request.environ | own)
+    if "SLURM_TASK_PID" in os.environ:
+        os.environ["SLURM_TASK_PID"] = str(os.getpid())
     command_line.show(request.argv)
     sys.argv[:] = ["-m", *request.argv[3:]]
     random.seed()

@@ -103,12 +103,8 @@ class Trials:
         for name, text in (("main", code), ("model_def", code), ("see", SEE), ("neighbour", "")):
             (place / "code" / f"{name}.py").write_text(text)
         Claim("0001-0000.0", "here").write_once(trial.attempt(1).claim)
-        plan = Launch(
-            (sys.executable, "-Pm", "hpcdet.attempt", str(place), "1", "1"),
-            environment(self.root),
-            ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},),
-            by_launcher=False,
-        )
+        argv = (sys.executable, "-Pm", "hpcdet.attempt", str(place), "1", "1")
+        plan = launch(argv, environment(self.root), WORLD_SIZE="1", LOCAL_RANK="0")
         log = self.root / "launcher.log"
         step = self.warm.fork(plan, log, place / "code") if self.warm else None
         return step or steps.start(plan, log, place / "code")
@@ -131,6 +127,12 @@ class Trials:
         said = self.said(step)
         assert self.end(step) == Exit(0), self.story()
         return said
+
+
+def launch(argv: tuple[str, ...], environ: dict[str, str], **own: str) -> Launch:
+    """One rank, as without a launcher."""
+    rank = ({"RANK": "0", **own},)
+    return Launch(argv, environ, rank, by_launcher=False, rank=argv, forked=(rank,))
 
 
 def environment(root: Path) -> dict[str, str]:
@@ -253,7 +255,7 @@ def test_a_killed_rank_died_of_that(trials: Trials) -> None:
 
 def test_ranks_that_cannot_be_forked_are_a_failed_launch(trials: Trials, root: Path) -> None:
     assert trials.warm is not None
-    plan = Launch(("python", "-Pm", "hpcdet.attempt"), environment(root), ({},), False)
+    plan = launch(("python", "-Pm", "hpcdet.attempt"), environment(root))
     with pytest.raises(OSError, match="No such file"):
         trials.warm.fork(plan, root / "launcher.log", root / "nowhere")
     assert trials.run("import see; see.say()") == {}
@@ -263,7 +265,7 @@ def test_libraries_that_would_load_otherwise_start_cold(trials: Trials, root: Pa
     assert trials.warm is not None
     argv = ("python", "-Pm", "hpcdet.attempt")
     for name in ("OMP_NUM_THREADS", "MKL_CBWR", "LD_PRELOAD", "GLIBC_TUNABLES", "PYTHONHASHSEED"):
-        plan = Launch(argv, environment(root), ({"RANK": "0", name: "7"},), False)
+        plan = launch(argv, environment(root), **{name: "7"})
         assert trials.warm.fork(plan, root / "launcher.log", root) is None
 
 

@@ -37,13 +37,16 @@ def nursery(
     module = ("-Pm", "hpcdet.nursery", *experiment.worker.warm_imports, _ROOM)
     return launchers.launcher(launchers.kind_of(site, view)).nursery(
         NurseryRequest(
-            command=(python, *module),
+            process=(python, *module),
             environ=loaded_with(rank_environment(experiment, site, paths, allocation), experiment),
             nodes=need.nodes,
+            ranks_per_node=need.slots_per_node or need.slots_per_trial // need.nodes,
+            cpus_per_rank=need.cpus_per_slot,
+            memory_per_node=need.memory_per_slot,
             lanes=experiment.lanes_per_node,
-            memory_per_slot=need.memory_per_slot,
             mpi=experiment.distributed.backend == "mpi",
             args=tuple(view.launcher.args),
+            command=view.launcher.command or "",
         )
     )
 

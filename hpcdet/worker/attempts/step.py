@@ -72,8 +72,15 @@ class RunningStep:
     process dies, they die with it.
     """
 
-    def __init__(self, launch: Launch, processes: Sequence[StepProcess]) -> None:
-        self._by_launcher = launch.by_launcher
+    def __init__(
+        self,
+        launch: Launch,
+        processes: Sequence[StepProcess],
+        tell: Callable[[signal.Signals], None] | None = None,
+    ) -> None:
+        """Take the processes of a launch; ``tell`` sends signals to those on other nodes."""
+        self._by_launcher = launch.by_launcher and tell is None
+        self._tell = tell
         self._end_signal = launch.end_signal
         self._processes = processes
         self._failed: list[_Failure] = []  # in order of detection
@@ -150,6 +157,9 @@ class RunningStep:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
+        if self._tell is not None:
+            self._tell(number)
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._processes[0].pid, number)
 

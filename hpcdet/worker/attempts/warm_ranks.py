@@ -34,21 +34,25 @@ _END_S = 10
 class ForkedRank:
     """A rank, as ``subprocess.Popen`` has its processes; its end is its nursery's to tell."""
 
-    def __init__(self, pid: int, is_orphan: Callable[[], bool]) -> None:
+    def __init__(
+        self, pid: int, is_orphan: Callable[[], bool], has_ended: Callable[[], bool]
+    ) -> None:
         self.pid = pid
         self.code: int | None = None
-        self._is_orphan = is_orphan
+        self._is_orphan, self._has_ended = is_orphan, has_ended
 
     def poll(self) -> int | None:
         """Return how it ended; None while it runs. With its nursery it is killed."""
         orphan = self._is_orphan()  # which also hears what the nursery has said of it
-        if self.code is None and orphan and processes.started(self.pid) is None:
+        if self.code is None and orphan and self._has_ended():
             self.code = -signal.SIGKILL
         return self.code
 
 
 class WarmRanks:
-    """The nursery of a worker's node, and the ranks that were forked from it.
+    """The nurseries of a worker's nodes, and the ranks that were forked from them.
+
+    One process stands for all: the nursery of this node, or the launcher of several.
 
     Attributes:
         why: why ranks start without a nursery; "" while they need not.
@@ -61,16 +65,20 @@ class WarmRanks:
         self._experiment, self._note = experiment, note
         self._nursery: subprocess.Popen[bytes] | None = None
         self._environ: Mapping[str, str] = {}
-        self._ready = False
+        self._by_launcher = False
+        self._nodes = 1
+        self._ready: set[int] = set()
         self._rest = b""
         self._number = 0
-        self._answer: Answer | None = None
-        self._ranks: dict[int, ForkedRank] = {}
+        self._answers: dict[int, Answer] = {}  # to the newest request, by node
+        self._ranks: dict[tuple[int, int], ForkedRank] = {}  # by node and process
         self._limit = time.monotonic() + _READY_S
         if isinstance(launch, str):
             self._cool(launch)
         else:
             self._environ = launch.environment
+            self._by_launcher = launch.by_launcher
+            self._nodes = experiment.resources.nodes
             self._start(launch)
 
     def _start(self, launch: Launch) -> None:
@@ -98,9 +106,13 @@ class WarmRanks:
     def settled(self) -> bool:
         """True once it is known whether ranks are forked."""
         self._look()
-        if not self._ready and not self.why and time.monotonic() >= self._limit:
+        if not self._is_ready and not self.why and time.monotonic() >= self._limit:
             self._give_up(f"the nursery was not ready after {_READY_S} s")
-        return self._ready or bool(self.why)
+        return self._is_ready or bool(self.why)
+
+    @property
+    def _is_ready(self) -> bool:
+        return len(self._ready) == self._nodes
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -114,32 +126,52 @@ class WarmRanks:
             OSError: they cannot be forked, or the nursery is gone.
         """
         self._look()
-        if not self._ready or self.why:
+        if not self._is_ready or self.why:
             return None
-        differing = [self._difference({**launch.environment, **own}) for own in launch.processes]
-        if name := next(filter(None, differing), ""):
+        if name := self._difference(launch):
             self._note("cold", why=f"{name} is not as it was when libraries were loaded")
             return None
         self._number += 1
-        self._answer = None
+        self._answers.clear()
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ranks = [dict(own) for own in launch.processes]
-        self._ask(
-            ForkRequest(
-                number=self._number,
-                argv=list(launch.argv),
-                environ=dict(launch.environment),
-                ranks=[ranks],
-                folder=str(cwd),
-                log=str(log),
-            )
+        own = {n: v for n, v in launch.environment.items() if self._environ.get(n) != v}
+        # on other nodes the descriptors of this process lead nowhere
+        folder = cwd.resolve() if self._by_launcher else cwd
+        request = ForkRequest(
+            number=self._number,
+            argv=list(launch.rank),
+            environ=own,
+            ranks=[[dict(rank) for rank in node] for node in launch.forked],
+            folder=str(folder),
+            log=str(log),
         )
-        answer = self._wait()
-        if answer.kind == "refused":
-            raise OSError(answer.text)
-        forked = [ForkedRank(pid, self._is_gone) for pid in answer.pids]
-        self._ranks |= {rank.pid: rank for rank in forked}
-        return RunningStep(launch, forked)
+        self._ask(request)
+        self._wait()
+        tell = self._teller(self._number) if self._by_launcher else None
+        refused = [one.text for one in self._answers.values() if one.kind == "refused"]
+        if refused:
+            if tell is not None:
+                tell(signal.SIGKILL)
+            raise OSError(refused[0])
+        forked = {
+            (node, pid): self._rank(pid)
+            for node, answer in sorted(self._answers.items())
+            for pid in answer.pids
+        }
+        self._ranks |= forked
+        return RunningStep(launch, [*forked.values()], tell)
+
+    def _rank(self, pid: int) -> ForkedRank:
+        """One of this node or, by a launcher, of another, where its number says nothing here."""
+        gone = self._is_gone
+        return ForkedRank(pid, gone, lambda: self._by_launcher or processes.started(pid) is None)
+
+    def _teller(self, number: int) -> Callable[[signal.Signals], None]:
+        def tell(what: signal.Signals) -> None:
+            with contextlib.suppress(OSError):  # with the nursery its ranks are gone, too
+                self._ask(ForkRequest(number=number, signal=what))
+
+        return tell
 
     def close(self) -> None:
         """End the nursery, and with it what still runs of its ranks."""
@@ -155,9 +187,14 @@ class WarmRanks:
             self._nursery.wait()
         self._output.close()
 
-    def _difference(self, environ: Mapping[str, str]) -> str:
-        loaded = warm_launch.loaded_with(environ, self._experiment)
-        return warm_launch.difference(self._environ, loaded)
+    def _difference(self, launch: Launch) -> str:
+        """Return a variable by which libraries would load differently in a rank; "" for none."""
+        for own in (rank for node in launch.forked for rank in node):
+            environ = {**launch.environment, **own}
+            loaded = warm_launch.loaded_with(environ, self._experiment)
+            if name := warm_launch.difference(self._environ, loaded):
+                return name
+        return ""
 
     def _ask(self, request: ForkRequest) -> None:
         assert self._nursery is not None
@@ -169,21 +206,20 @@ class WarmRanks:
             self._give_up(f"the nursery takes no requests: {error}")
             raise
 
-    def _wait(self) -> Answer:
-        """Return the answer to the newest request.
+    def _wait(self) -> None:
+        """Wait for the answers of all nodes to the newest request.
 
         Raises:
-            OSError: there is none.
+            OSError: a nursery does not answer.
         """
         limit = time.monotonic() + _FORK_S
-        while self._answer is None:
+        while len(self._answers) < self._nodes:
             if time.monotonic() >= limit:
                 self._give_up(f"the nursery forked no rank in {_FORK_S} s")
             if self.why:
                 raise ChildProcessError(self.why)
             select.select(self.descriptors, [], [], 1.0)
             self._look()
-        return self._answer
 
     def _look(self) -> None:
         """Take what the nursery has said."""
@@ -209,14 +245,14 @@ class WarmRanks:
             self._give_up(f"the nursery says what nobody understands: {error}")
             return
         if answer.kind == "ready":
-            self._ready = True
+            self._ready.add(answer.node)
         elif answer.kind == "cold":
             self._cool(answer.text)
         elif answer.kind == "ended":
-            if (rank := self._ranks.pop(answer.pid, None)) is not None:
+            if (rank := self._ranks.pop((answer.node, answer.pid), None)) is not None:
                 rank.code = answer.code
         elif answer.number == self._number:
-            self._answer = answer
+            self._answers[answer.node] = answer
 
     def _is_gone(self) -> bool:
         self._look()
