@@ -49,6 +49,7 @@ class Answer:
         text: why, of ``cold`` and ``refused``.
         pids: of ``forked``, in the order of the ranks.
         pid, code: of ``ended``, as ``subprocess`` has them.
+        oom: the kernel killed it for memory.
     """
 
     kind: Literal["ready", "cold", "forked", "refused", "ended"]
@@ -58,6 +59,7 @@ class Answer:
     pids: list[int] = field(default_factory=list)
     pid: int = 0
     code: int = 0
+    oom: bool = False
 
 
 def line(message: ForkRequest | Answer) -> bytes:

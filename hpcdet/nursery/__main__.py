@@ -16,7 +16,7 @@ from types import FrameType
 
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))  # before imports
 
-from hpcdet import fork_messages  # noqa: E402
+from hpcdet import fork_messages, oom_kills  # noqa: E402
 from hpcdet.fork_messages import Answer, ForkRequest  # noqa: E402
 from hpcdet.nursery import forked_rank, imports  # noqa: E402
 from hpcdet.nursery.imports import Unfit  # noqa: E402
@@ -39,6 +39,7 @@ class Nursery:
         self._heard: list[signal.Signals] = []
         self._ranks: dict[int, int] = {}  # process: number of the request
         self._groups: dict[int, int] = {}  # the other way round, of each first rank
+        self._oom_kills = 0
         self._rest = b""
 
     def begin(self, wanted: list[str]) -> bool:
@@ -89,7 +90,8 @@ class Nursery:
             if ended:
                 del self._ranks[pid]
                 code = os.waitstatus_to_exitcode(status)
-                self._say(Answer("ended", number=number, pid=pid, code=code))
+                oom = code == -signal.SIGKILL and oom_kills.of_group() > self._oom_kills
+                self._say(Answer("ended", number=number, pid=pid, code=code, oom=oom))
 
     def _take(self) -> bool:
         """Take what has come of requests; False once there will be no more."""
@@ -103,6 +105,8 @@ class Nursery:
         if request.signal:
             self._tell(request)
             return
+        if not self._ranks:
+            self._oom_kills = oom_kills.of_group()
         pids: list[int] = []
         try:
             descriptors = forked_rank.Descriptors(request)

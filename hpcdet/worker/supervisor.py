@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcdet import oom_kills
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs.script import warm_launch
 from hpcdet.jobs.script.launch import launch
@@ -35,7 +36,7 @@ from hpcdet.worker.allocation.node_groups import NodeGroups
 from hpcdet.worker.allocation.notice import Notices
 from hpcdet.worker.allocation.regrowth import Regrowth
 from hpcdet.worker.allocation.time_left import Remaining
-from hpcdet.worker.attempts import close_attempt, drain_staging, evidence
+from hpcdet.worker.attempts import close_attempt, drain_staging
 from hpcdet.worker.attempts.cancels import EVERY_S, Cancels
 from hpcdet.worker.attempts.close_attempt import Circumstances
 from hpcdet.worker.attempts.lane import Lane
@@ -91,8 +92,7 @@ class Worker:
         self.outlook = Outlook(self.paths)
         self.cancels = Cancels(self.paths, min(EVERY_S, self.crank.every_s))
         self._judges = ThreadPoolExecutor(self.lanes, "judge")
-        nursery = warm_launch.nursery(self.experiment, self.site, self.paths, self.allocation)
-        self.warm = WarmRanks(nursery, self.experiment, self._note)
+        self.warm = WarmRanks(self.experiment, self._note)
 
     def work(self) -> int:
         """Run trials until none is left or time is up; return the exit code."""
@@ -111,6 +111,9 @@ class Worker:
             nodes=list(self.allocation.nodes),
             end_at=self.allocation.end_at,
         )
+        # it imports while this worker closes what others left
+        nursery = warm_launch.nursery(self.experiment, self.site, self.paths, self.allocation)
+        self.warm.start(nursery)
         left_s = within(START_S, self.notices.heard)
         for attempt in insist(lambda: claims.close_predecessors(self.paths, self.me), left_s):
             self._journal_end(attempt, End.read(attempt.end))
@@ -260,7 +263,7 @@ class Worker:
 
     def _begin(self, attempt: AttemptPaths, lane: int) -> Lane:
         self._note("claimed", trial=attempt.trial, attempt=attempt.number, lane=lane, sync=True)
-        oom_kills, slots = evidence.kernel_oom_kills(), self.experiment.resources.slots_per_trial
+        oom_kills, slots = self._oom_kills, self.experiment.resources.slots_per_trial
         opened, mine = self.opened, self.groups.allocation(lane)
         try:
             own = time_left.of_attempt(mine, attempt, slots)
@@ -300,6 +303,11 @@ class Worker:
                 with files.append_log(attempt.launcher_log) as log:
                     log.write(f"{plan.argv[0]}: {error}\n".encode())
             return f"{plan.argv[0]}: {error}"
+
+    @property
+    def _oom_kills(self) -> int:
+        """Processes that kernels have killed for memory: on this node, and of forked ranks."""
+        return oom_kills.of_machine() + self.warm.oom_kills
 
     def _ends(self) -> Iterator[tuple[End, Lane]]:
         """Yield the ends of attempts that were judged since the last call, with their lanes."""
@@ -345,7 +353,7 @@ class Worker:
         """Write and return the end of an attempt. Runs in a thread of its own."""
         attempt = lane.attempt
         # as things are when it ends, not when its last checkpoint has been copied
-        oom = evidence.kernel_oom_kills() > lane.oom_kills
+        oom = self._oom_kills > lane.oom_kills
         self.notices.look()
         noticed = bool(self.leaving.notice or lane.is_used_up)
         inside = opening.of(self.site).inside

@@ -144,7 +144,8 @@ def nursery(root: Path, *modules: str, **more: str) -> WarmRanks:
     argv = (sys.executable, "-Pm", "hpcdet.nursery", *modules, "-" * 4096)
     plan = Launch(argv, {**environment(root), **more}, ({},), by_launcher=False)
     config = resolved_config.resolve({"name": "test", "entrypoint": "model_def:Model"})
-    warm = WarmRanks(plan, config, lambda *_, **__: None)
+    warm = WarmRanks(config, lambda *_, **__: None)
+    warm.start(plan)
     x.until(lambda: warm.settled)
     return warm
 
@@ -306,6 +307,41 @@ def test_ranks_die_with_their_nursery_and_the_next_start_cold(root: Path) -> Non
     }
     assert "exit code -9" in warm.why
     warm.close()
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_known_as_such(
+    trials: Trials, group: Path
+) -> None:
+    warm = trials.warm
+    assert warm is not None
+    step = trials.start(WAIT)
+    parent = x.parent(trials.said(step)["pid"])
+    step.kill()
+    trials.end(step)
+    assert warm.oom_kills == 0, "killed by somebody"
+    (group / "memory.limit_in_bytes").write_text(str(700 << 20))
+    (group / "cgroup.procs").write_text(str(parent))
+    try:
+        step = trials.start("from see import *; say(); left = bytearray(os.urandom(2 << 30))")
+        assert trials.end(step) == Exit(137, 0, "SIGKILL"), trials.story()
+        assert warm.oom_kills == 1
+    finally:
+        (group.parent / "cgroup.procs").write_text(str(parent))
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group inside this process's own, where the kernel has those of version 1."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    mine = [line.split(":", 2)[2] for line in lines if line.split(":")[1] == "memory"]
+    group = Path(f"/sys/fs/cgroup/memory/{'/'.join(mine)}/hpcdet-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("needs a control group of its own")
+    yield group
+    x.until(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
 
 
 BAD = {

@@ -50,7 +50,7 @@ def test_bits_are_those_of_cold_steps_whatever_is_killed(lab: Lab) -> None:
     warm.until_batches(6, trial=2)
     again = {parent(pid) for pid in rank_pids(warm.paths)}
     assert len(again) == 2
-    strike(again and [min(again)])
+    strike([min(again)])
     until(lambda: bool(noted(warm, "cold")), warm.story)
     warm.faster()
     warm.wait()

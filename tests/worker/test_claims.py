@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdet import oom_kills
 from hpcdet.control import daemon
 from hpcdet.control.turn.controller import Turn
 from hpcdet.schedulers import opening
@@ -41,7 +42,7 @@ from hpcdet.store.trials import observer
 from hpcdet.units import Length
 from hpcdet.worker import again, sentinel
 from hpcdet.worker.allocation.notice import Notices
-from hpcdet.worker.attempts import cancels, drain_staging, evidence
+from hpcdet.worker.attempts import cancels, drain_staging
 from hpcdet.worker.attempts.lane import Lane
 from hpcdet.worker.claims import claimable, claims
 from hpcdet.worker.turns.worker_turns import WorkerCrank
@@ -249,7 +250,7 @@ def test_an_attempt_is_judged_by_how_things_were_when_it_ended(
             monkeypatch.setattr(work.notices, "heard", lambda: "SIGTERM")
 
         monkeypatch.setattr(drain_staging, "drain", drain)
-        end = work._judge(Lane(0, attempt, None, evidence.kernel_oom_kills(), "srun: no such file"))
+        end = work._judge(Lane(0, attempt, None, oom_kills.of_machine(), "srun: no such file"))
     assert (end.reason, end.error) == ("launch_failed", "srun: no such file")
 
 

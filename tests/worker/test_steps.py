@@ -16,10 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
+from hpcdet.jobs.script import warm_launch
 from hpcdet.jobs.script.environment import for_step
 from hpcdet.jobs.script.launch import launch
 from hpcdet.launchers import opening as launchers
 from hpcdet.launchers.common import Launch
+from hpcdet.process.ranks import Ranks
 from hpcdet.schedulers.common import processes
 from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.store.config import resolved_config
@@ -95,6 +97,74 @@ def test_other_launchers() -> None:
     assert shlex.join(local.argv) == RANK
     assert [ranks["RANK"] for ranks in local.processes] == ["0", "1", "2", "3"]
     assert {ranks["WORLD_SIZE"] for ranks in local.processes} == {"4"}
+
+
+def nursery(
+    launcher: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> Launch | str:
+    """The nurseries of two trials on two nodes, or why there are none."""
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    for name, value in changes.pop("environ", {}).items():
+        monkeypatch.setenv(name, value)
+    resources = {**RESOURCES, **changes.pop("resources", {})}
+    values = x.config(trials=2, resources=resources, **changes)
+    scheduler = "slurm" if launcher["kind"] == "srun" else "local"
+    site = x.local_site(launcher=launcher, python="/opt/python", scheduler=scheduler)
+    paths, allocation = ExperimentPaths(Path("/scratch/exp-1")), Allocation("5_1", ("n1",), 0, 9.0)
+    return warm_launch.nursery(resolved_config.resolve(values), site, paths, allocation)
+
+
+def test_nurseries_under_srun_hold_nothing_and_hear_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    args = ["--account=a", "--qos=high"]
+    worker = {"warm_imports": ["pandas"]}
+    plan = nursery({"kind": "srun", "args": args}, monkeypatch, worker=worker)
+    assert isinstance(plan, Launch) and plan.by_launcher
+    line = shlex.join(plan.argv)
+    assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=6 --overlap --mem=0" in line
+    assert "--export=ALL --input=all" in line
+    assert "--account=a --qos=high /opt/python -Pm hpcdet.nursery pandas ----" in line
+    ranks = planned({"kind": "srun"}).forked
+    assert [one["SLURM_PROCID"] for node in ranks for one in node] == ["0", "1", "2", "3"]
+    assert [one["SLURM_LOCALID"] for node in ranks for one in node] == ["0", "1"] * 2
+    read = Ranks.from_environment({**ranks[1][0], "SLURM_STEP_ID": "0", "SLURM_NODEID": "1"})
+    assert read == Ranks(rank=2, world=4, local=0, local_world=2, node=1)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "changes", "why"),
+    [
+        ({}, {"worker": {"warm": "off"}}, "worker.warm: off"),
+        ({}, {"entrypoint": "./train.sh"}, "starts another program"),
+        ({}, {"entrypoint": "/opt/other/python train.py"}, "starts another program"),
+        ({}, {"environment": {"image": "a.sif"}}, "container"),
+        ({}, {"worker": {"node_groups": 2}}, "several groups"),
+        ({}, {"distributed": {"backend": "mpi"}}, "MPI"),
+        ({}, {"resources": {"memory_per_slot": 1 << 30}}, "bounds the memory"),
+        ({}, {"worker": {"lanes": 2}}, "its part of the node"),
+        ({"args": ["--gpus-per-task=1"]}, {}, "--gpus-per-task=1 may give"),
+        ({"args": ["--cpu-bind=cores"]}, {}, "--cpu-bind=cores may give"),
+        ({}, {"environ": {"SLURM_GPUS_PER_TASK": "1"}}, "SLURM_GPUS_PER_TASK may give"),
+        ({"kind": "mpirun"}, {}, "mpirun"),
+        ({"kind": "mpiexec"}, {}, "mpiexec"),
+        ({"kind": "pbsdsh"}, {}, "pbsdsh"),
+    ],
+)
+def test_where_ranks_cannot_be_forked_the_reason_is_said(
+    launcher: dict[str, Any], changes: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = nursery({"kind": "srun", **launcher}, monkeypatch, **changes)
+    assert isinstance(found, str) and why in found
+
+
+def test_one_rank_of_one_trial_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = {"slots_per_trial": 2, "slots_per_node": 1}
+    for changes in ({"worker": {"mode": "per_trial"}}, {"searcher": {"max_trials": 1}}):
+        found = nursery({"kind": "srun"}, monkeypatch, resources=alone, **changes)
+        assert isinstance(found, str) and "nothing is shared" in found
+        assert isinstance(nursery({"kind": "srun"}, monkeypatch, **changes), Launch)
 
 
 def test_steps_of_a_group_name_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,12 +57,3 @@ def of_attempt(attempt: AttemptPaths, first: int | None, code: Path) -> Tracebac
             if (found := traceback(tail(path), code)) is not None:
                 return found
     return None
-
-
-def kernel_oom_kills() -> int:
-    """Return how many processes this machine's kernel has killed for memory since boot."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0

@@ -56,32 +56,30 @@ class WarmRanks:
 
     Attributes:
         why: why ranks start without a nursery; "" while they need not.
+        oom_kills: ranks that a kernel has killed for memory.
     """
 
-    def __init__(
-        self, launch: Launch | str, experiment: Resolved, note: Callable[..., None]
-    ) -> None:
+    def __init__(self, experiment: Resolved, note: Callable[..., None]) -> None:
         self.why = ""
+        self.oom_kills = 0
         self._experiment, self._note = experiment, note
         self._nursery: subprocess.Popen[bytes] | None = None
-        self._environ: Mapping[str, str] = {}
         self._by_launcher = False
-        self._nodes = 1
-        self._ready: set[int] = set()
+        self._environ: Mapping[str, str] = {}
+        self._ready: set[int] = set()  # nodes
         self._rest = b""
         self._number = 0
         self._answers: dict[int, Answer] = {}  # to the newest request, by node
         self._ranks: dict[tuple[int, int], ForkedRank] = {}  # by node and process
-        self._limit = time.monotonic() + _READY_S
+        self._limit = 0.0
+
+    def start(self, launch: Launch | str) -> None:
+        """Start the nurseries, or note why there are none."""
         if isinstance(launch, str):
             self._cool(launch)
-        else:
-            self._environ = launch.environment
-            self._by_launcher = launch.by_launcher
-            self._nodes = experiment.resources.nodes
-            self._start(launch)
-
-    def _start(self, launch: Launch) -> None:
+            return
+        self._environ, self._by_launcher = launch.environment, launch.by_launcher
+        self._limit = time.monotonic() + _READY_S
         try:
             self._nursery = subprocess.Popen(
                 launch.argv,
@@ -106,13 +104,15 @@ class WarmRanks:
     def settled(self) -> bool:
         """True once it is known whether ranks are forked."""
         self._look()
-        if not self._is_ready and not self.why and time.monotonic() >= self._limit:
+        if self._nursery is None or self._is_ready or self.why:
+            return True
+        if time.monotonic() >= self._limit:
             self._give_up(f"the nursery was not ready after {_READY_S} s")
-        return self._is_ready or bool(self.why)
+        return False
 
     @property
     def _is_ready(self) -> bool:
-        return len(self._ready) == self._nodes
+        return self._nursery is not None and len(self._ready) == self._experiment.resources.nodes
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -213,7 +213,7 @@ class WarmRanks:
             OSError: a nursery does not answer.
         """
         limit = time.monotonic() + _FORK_S
-        while len(self._answers) < self._nodes:
+        while len(self._answers) < len(self._ready):
             if time.monotonic() >= limit:
                 self._give_up(f"the nursery forked no rank in {_FORK_S} s")
             if self.why:
@@ -251,6 +251,7 @@ class WarmRanks:
         elif answer.kind == "ended":
             if (rank := self._ranks.pop((answer.node, answer.pid), None)) is not None:
                 rank.code = answer.code
+                self.oom_kills += answer.oom
         elif answer.number == self._number:
             self._answers[answer.node] = answer
 
