@@ -45,7 +45,7 @@ class Nursery:
     def begin(self, wanted: list[str]) -> bool:
         """Import, and say what came of it; False if no rank can be forked."""
         try:
-            imports.load(wanted)
+            self._program = imports.load(wanted)
             imports.probe()
         except Unfit as why:
             self._say(Answer("cold", text=str(why)))
@@ -113,7 +113,10 @@ class Nursery:
             try:
                 for own in request.ranks[self._node]:
                     group = pids[0] if pids else 0
-                    pids.append(forked_rank.fork(request, own, group, descriptors, self._leave))
+                    child = forked_rank.fork(
+                        self._program, request, own, group, descriptors, self._leave
+                    )
+                    pids.append(child)
             finally:
                 descriptors.close()
         except OSError as error:

@@ -7,7 +7,6 @@ import ctypes
 import multiprocessing
 import os
 import random
-import runpy
 import signal
 import sys
 import traceback
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from hpcdet.fork_messages import ForkRequest
-from hpcdet.nursery.imports import RANK
+from hpcdet.nursery.imports import Program
 from hpcdet.process import command_line, signals
 from hpcdet.store.fs import files
 
@@ -46,6 +45,7 @@ class Descriptors:
 
 
 def fork(
+    program: Program,
     request: ForkRequest,
     own: dict[str, str],
     group: int,
@@ -64,14 +64,16 @@ def fork(
     try:
         child = os.fork()
         if child == 0:
-            _be(request, own, group, descriptors, leave, parent)
-        os.setpgid(child, group or child)  # as the child does: whoever comes first
+            _be(program, request, own, group, descriptors, leave, parent)
+        with contextlib.suppress(OSError):  # as the child does: whoever comes first
+            os.setpgid(child, group or child)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return child
 
 
 def _be(
+    program: Program,
     request: ForkRequest,
     own: dict[str, str],
     group: int,
@@ -88,7 +90,7 @@ def _be(
             os._exit(1)
         leave()
         _begin_anew(request, own, descriptors)
-        runpy.run_module(RANK, run_name="__main__", alter_sys=True)  # which ends the process
+        program.run()  # which ends the process
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
@@ -117,7 +119,7 @@ def _begin_anew(request: ForkRequest, own: dict[str, str], descriptors: Descript
     if "SLURM_TASK_PID" in os.environ:
         os.environ["SLURM_TASK_PID"] = str(os.getpid())
     command_line.show(request.argv)
-    sys.argv[:] = ["-m", *request.argv[3:]]
+    sys.argv[1:] = request.argv[3:]
     random.seed()
     np.random.seed()
     torch.default_generator.seed()  # that of a device is made when the device is first used

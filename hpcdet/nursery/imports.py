@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.util
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType, ModuleType
 
 from hpcdet.process import installed_packages, late_compiler
 from hpcdet.store.config import numerics
@@ -27,12 +31,44 @@ _PROBE_S = 10.0
 _LOOK_S = 0.01
 
 
+@dataclass(frozen=True)
+class Program:
+    """A module that ranks run as their main one, as it was when what it imports was imported."""
+
+    spec: ModuleSpec
+    code: CodeType
+
+    @staticmethod
+    def of(name: str) -> Program:
+        """Read the code of a module."""
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert isinstance(spec.loader, SourceFileLoader)
+        code = spec.loader.get_code(name)
+        assert code is not None
+        return Program(spec, code)
+
+    def run(self) -> None:
+        """Run it as ``python -m`` does."""
+        main = ModuleType("__main__")
+        vars(main).update(
+            __file__=self.spec.origin,
+            __cached__=self.spec.cached,
+            __loader__=self.spec.loader,
+            __package__=self.spec.parent,
+            __spec__=self.spec,
+        )
+        sys.modules["__main__"] = main
+        sys.argv[0] = str(self.spec.origin)
+        exec(self.code, vars(main))
+
+
 class Unfit(Exception):
     """Ranks cannot be forked from this process."""
 
 
-def load(wanted: Iterable[str]) -> None:
-    """Import what ranks need, and ``wanted``.
+def load(wanted: Iterable[str]) -> Program:
+    """Import what ranks need, and ``wanted``; return what a rank runs.
 
     Raises:
         Unfit: an import failed, or has started a thread.
@@ -46,12 +82,14 @@ def load(wanted: Iterable[str]) -> None:
         if started := _threads():
             raise Unfit(f"import {name} has started {started}")
     installed_packages.installed()  # which its record of the environment has
-    # a rank runs this module as its main one, and has it under no other name
+    program = Program.of(RANK)
+    # a rank has it as its main module, and under no other name
     package, _, own = RANK.rpartition(".")
     del sys.modules[RANK]
     delattr(sys.modules[package], own)
     gc.collect()
     gc.freeze()  # what ranks have in common stays so: their collector leaves it alone
+    return program
 
 
 def _threads() -> str:

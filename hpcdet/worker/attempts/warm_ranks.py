@@ -92,7 +92,14 @@ class WarmRanks:
         except OSError as error:
             self._cool(f"{launch.argv[0]}: {error}")
             return
-        os.set_blocking(self._output.fileno(), False)
+        for pipe in (self._input, self._output):
+            os.set_blocking(pipe.fileno(), False)
+
+    @property
+    def _input(self) -> IO[bytes]:
+        assert self._nursery is not None
+        assert self._nursery.stdin is not None
+        return self._nursery.stdin
 
     @property
     def _output(self) -> IO[bytes]:
@@ -178,8 +185,7 @@ class WarmRanks:
         if self._nursery is None:
             return
         with contextlib.suppress(OSError):
-            assert self._nursery.stdin is not None
-            self._nursery.stdin.close()
+            self._input.close()
         try:
             self._nursery.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -197,11 +203,9 @@ class WarmRanks:
         return ""
 
     def _ask(self, request: ForkRequest) -> None:
-        assert self._nursery is not None
-        assert self._nursery.stdin is not None
         try:
-            self._nursery.stdin.write(fork_messages.line(request))
-            self._nursery.stdin.flush()
+            self._input.write(fork_messages.line(request))
+            self._input.flush()
         except OSError as error:
             self._give_up(f"the nursery takes no requests: {error}")
             raise
