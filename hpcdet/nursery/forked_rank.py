@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from hpcdet.fork_messages import ForkRequest
-from hpcdet.nursery.imports import Program
+from hpcdet.nursery.imports import MainModule
 from hpcdet.process import command_line, signals
 from hpcdet.store.fs import files
 
@@ -45,7 +45,7 @@ class Descriptors:
 
 
 def fork(
-    program: Program,
+    main: MainModule,
     request: ForkRequest,
     own: dict[str, str],
     group: int,
@@ -64,7 +64,7 @@ def fork(
     try:
         child = os.fork()
         if child == 0:
-            _be(program, request, own, group, descriptors, leave, parent)
+            _be(main, request, own, group, descriptors, leave, parent)
         with contextlib.suppress(OSError):  # as the child does: whoever comes first
             os.setpgid(child, group or child)
     finally:
@@ -73,7 +73,7 @@ def fork(
 
 
 def _be(
-    program: Program,
+    main: MainModule,
     request: ForkRequest,
     own: dict[str, str],
     group: int,
@@ -90,7 +90,7 @@ def _be(
             os._exit(1)
         leave()
         _begin_anew(request, own, descriptors)
-        program.run()  # which ends the process
+        main.run()  # which ends the process
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

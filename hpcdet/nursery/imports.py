@@ -32,21 +32,21 @@ _LOOK_S = 0.01
 
 
 @dataclass(frozen=True)
-class Program:
+class MainModule:
     """A module that ranks run as their main one, as it was when what it imports was imported."""
 
     spec: ModuleSpec
     code: CodeType
 
     @staticmethod
-    def of(name: str) -> Program:
+    def of(name: str) -> MainModule:
         """Read the code of a module."""
         spec = importlib.util.find_spec(name)
         assert spec is not None
         assert isinstance(spec.loader, SourceFileLoader)
         code = spec.loader.get_code(name)
         assert code is not None
-        return Program(spec, code)
+        return MainModule(spec, code)
 
     def run(self) -> None:
         """Run it as ``python -m`` does."""
@@ -67,7 +67,7 @@ class Unfit(Exception):
     """Ranks cannot be forked from this process."""
 
 
-def load(wanted: Iterable[str]) -> Program:
+def load(wanted: Iterable[str]) -> MainModule:
     """Import what ranks need, and ``wanted``; return what a rank runs.
 
     Raises:
@@ -82,7 +82,7 @@ def load(wanted: Iterable[str]) -> Program:
         if started := _threads():
             raise Unfit(f"import {name} has started {started}")
     installed_packages.installed()  # which its record of the environment has
-    program = Program.of(RANK)
+    program = MainModule.of(RANK)
     # a rank has it as its main module, and under no other name
     package, _, own = RANK.rpartition(".")
     del sys.modules[RANK]
