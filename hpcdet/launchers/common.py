@@ -65,6 +65,7 @@ class Launch:
             kept from the launcher: schedulers send it as a notice, to whatever they find.
         rank: the command of one rank, where ranks may be forked from nurseries instead.
         forked: what each then has in its environment on top, by node.
+        prefix: of the variables that the launcher sets in ranks; "": it sets none.
     """
 
     argv: tuple[str, ...]
@@ -74,6 +75,7 @@ class Launch:
     end_signal: signal.Signals = signal.SIGTERM
     rank: tuple[str, ...] = ()
     forked: tuple[tuple[Mapping[str, str], ...], ...] = ()
+    prefix: str = ""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,9 @@ class Srun:
         argv = (request.command or self.command, *options, *request.args, *request.rank)
         forked = tuple(_of_node(request, node) for node in range(request.nodes))
         rank = request.rank
-        return Launch(argv, environ, ({},), by_launcher=True, rank=rank, forked=forked)
+        return Launch(
+            argv, environ, ({},), by_launcher=True, rank=rank, forked=forked, prefix="SLURM_"
+        )
 
     def nursery(self, request: NurseryRequest) -> Launch | str:
         """See ``common.RankLauncher``."""

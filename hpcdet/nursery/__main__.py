@@ -1,4 +1,6 @@
-"""``python -Pm hpcdet.nursery [MODULE ...]``: forks ranks as it is told on its standard input.
+"""A nursery, ``python -Pm hpcdet.nursery [MODULE ...]``: it forks ranks on request.
+
+Requests come on its standard input, and answers go to its standard output.
 
 The last argument is padding: ranks write their command lines over it. One thread: a rank is a copy
 of this process.
@@ -16,11 +18,11 @@ from types import FrameType
 
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))  # before imports
 
-from hpcdet import fork_messages, oom_kills  # noqa: E402
-from hpcdet.fork_messages import Answer, ForkRequest  # noqa: E402
 from hpcdet.nursery import forked_rank, imports  # noqa: E402
 from hpcdet.nursery.imports import Unfit  # noqa: E402
-from hpcdet.process import command_line, signals  # noqa: E402
+from hpcdet.process import command_line, ranks, signals  # noqa: E402
+from hpcdet.warm import fork_messages, oom_kills  # noqa: E402
+from hpcdet.warm.fork_messages import Answer, ForkRequest  # noqa: E402
 
 _PIECE = 1 << 16
 
@@ -35,7 +37,7 @@ class Nursery:
         os.close(nothing)
         os.dup2(2, 1)  # what imports print is no answer
         self._wake, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._node = int(os.environ.get("SLURM_NODEID", "0"))
+        self._node = ranks.node_of_step()
         self._heard: list[signal.Signals] = []
         self._ranks: dict[int, int] = {}  # process: number of the request
         self._groups: dict[int, int] = {}  # the other way round, of each first rank
@@ -54,7 +56,7 @@ class Nursery:
         return True
 
     def serve(self) -> None:
-        """Fork ranks until nobody can ask for more: then those that run end with this process."""
+        """Fork ranks until the requests end. Ranks that run then end with this process."""
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in (*signals.NOTICES, signal.SIGCHLD):
             signal.signal(number, self._hear)

@@ -13,10 +13,10 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from hpcdet.fork_messages import ForkRequest
 from hpcdet.nursery.imports import MainModule
-from hpcdet.process import command_line, signals
+from hpcdet.process import command_line, ranks, signals
 from hpcdet.store.fs import files
+from hpcdet.warm.fork_messages import ForkRequest
 
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -116,8 +116,7 @@ def _begin_anew(request: ForkRequest, own: dict[str, str], descriptors: Descript
     import torch
 
     os.environ.update(request.environ | own)
-    if "SLURM_TASK_PID" in os.environ:
-        os.environ["SLURM_TASK_PID"] = str(os.getpid())
+    ranks.renumber()
     command_line.show(request.argv)
     sys.argv[1:] = request.argv[3:]
     random.seed()

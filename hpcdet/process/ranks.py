@@ -84,6 +84,17 @@ def node_name(env: Mapping[str, str] = os.environ) -> str:
     return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 
+def node_of_step() -> int:
+    """Return the number of this node among those of the step, from 0."""
+    return int(os.environ.get("SLURM_NODEID", "0"))
+
+
+def renumber() -> None:
+    """Name this process, which a process of the step has forked, as the step's own."""
+    if "SLURM_TASK_PID" in os.environ:
+        os.environ["SLURM_TASK_PID"] = str(os.getpid())
+
+
 def node_names(env: Mapping[str, str] = os.environ) -> list[str]:
     """Return the names of the nodes of all ranks, one of each; none where they are unknown."""
     if (file := env.get("PBS_NODEFILE")) and Path(file).is_file():

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcdet import oom_kills
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs.script import warm_launch
 from hpcdet.jobs.script.launch import launch
@@ -28,6 +27,7 @@ from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files, journal
+from hpcdet.warm import oom_kills
 from hpcdet.worker import again, avoided_host
 from hpcdet.worker.allocation import regrowth, time_left
 from hpcdet.worker.allocation.fitting import Fitting

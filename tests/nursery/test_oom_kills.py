@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet import oom_kills
+from hpcdet.warm import oom_kills
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet import oom_kills
 from hpcdet.control import daemon
 from hpcdet.control.turn.controller import Turn
 from hpcdet.schedulers import opening
@@ -40,6 +39,7 @@ from hpcdet.store.folder.records import (
 from hpcdet.store.fs import files, journal
 from hpcdet.store.trials import observer
 from hpcdet.units import Length
+from hpcdet.warm import oom_kills
 from hpcdet.worker import again, sentinel
 from hpcdet.worker.allocation.notice import Notices
 from hpcdet.worker.attempts import cancels, drain_staging

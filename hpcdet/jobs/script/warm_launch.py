@@ -20,7 +20,7 @@ _ROOM = "-" * 4096
 """The room for the command lines of ranks, which name the experiment's folder."""
 _SCRIPT = re.compile(r"python(3(\.\d+)?)?")
 _FREE = re.compile(
-    r"(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|NODE_RANK|(HPCDET|SLURM)_.*|\w+_VISIBLE_DEVICES"
+    r"(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|NODE_RANK|HPCDET_.*|\w+_VISIBLE_DEVICES"
     r"|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK"
 )
 """Names of variables that are read when a rank asks for them, not while libraries are loaded."""
@@ -86,8 +86,14 @@ def loaded_with(environ: Mapping[str, str], experiment: Resolved) -> dict[str, s
     return {**environ, **numerics.imposed(wanted.threads, wanted.device)}
 
 
-def difference(one: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """Return a variable that differs and may be read while libraries are loaded; "" for none."""
+def difference(one: Mapping[str, str], other: Mapping[str, str], prefix: str) -> str:
+    """Return a variable that differs and may be read while libraries are loaded; "" for none.
+
+    Args:
+        prefix: of the variables that the launcher sets, which no library reads while it is loaded.
+    """
     names = sorted(one.keys() | other.keys())
     differing = (name for name in names if one.get(name) != other.get(name))
-    return next((name for name in differing if not _FREE.fullmatch(name)), "")
+    own = (prefix,) if prefix else ()
+    loaded = (name for name in differing if not name.startswith(own))
+    return next((name for name in loaded if not _FREE.fullmatch(name)), "")

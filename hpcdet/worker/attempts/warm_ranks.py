@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
-from hpcdet import fork_messages
-from hpcdet.fork_messages import Answer, ForkRequest
 from hpcdet.jobs.script import warm_launch
 from hpcdet.launchers.common import Launch
 from hpcdet.schedulers.common import processes
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.warm import fork_messages
+from hpcdet.warm.fork_messages import Answer, ForkRequest
 from hpcdet.worker.attempts import step
 from hpcdet.worker.attempts.step import RunningStep
 
@@ -123,7 +123,7 @@ class WarmRanks:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What can be read when the nursery has something to say."""
+        """The descriptors that are readable when the nursery has answered."""
         return (self._output.fileno(),) if self._nursery and not self._output.closed else ()
 
     def fork(self, launch: Launch, log: Path, cwd: Path) -> RunningStep | None:
@@ -169,7 +169,7 @@ class WarmRanks:
         return RunningStep(launch, [*forked.values()], tell)
 
     def _rank(self, pid: int) -> ForkedRank:
-        """One of this node or, by a launcher, of another, where its number says nothing here."""
+        """Return the rank of a process, which a launcher may have started on another node."""
         gone = self._is_gone
         return ForkedRank(pid, gone, lambda: self._by_launcher or processes.started(pid) is None)
 
@@ -198,7 +198,7 @@ class WarmRanks:
         for own in (rank for node in launch.forked for rank in node):
             environ = {**launch.environment, **own}
             loaded = warm_launch.loaded_with(environ, self._experiment)
-            if name := warm_launch.difference(self._environ, loaded):
+            if name := warm_launch.difference(self._environ, loaded, launch.prefix):
                 return name
         return ""
 
@@ -226,7 +226,7 @@ class WarmRanks:
             self._look()
 
     def _look(self) -> None:
-        """Take what the nursery has said."""
+        """Take the answers that have come."""
         if self._nursery is None or self._output.closed:
             return
         while True:

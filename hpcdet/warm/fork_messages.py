@@ -39,7 +39,7 @@ class ForkRequest:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a nursery says.
+    """An answer of a nursery.
 
     Attributes:
         kind: ``ready``: it forks ranks from now on; ``cold``: it never will; ``forked``, or
