@@ -24,7 +24,7 @@ from hpcdet.control.upkeep import store_copies
 from hpcdet.errors import HpcdetError, StillPending, Unavailable, UsageError
 from hpcdet.jobs.script import searcher_script as rendering
 from hpcdet.schedulers import opening
-from hpcdet.schedulers.calls import submission_rate
+from hpcdet.schedulers.calls import lost_submissions, submission_rate
 from hpcdet.schedulers.common.base import Job, Scheduler, SubmissionRefused, TaskState
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site
@@ -96,7 +96,8 @@ class JobChain:
             if not intent.write_once(self.place.intent(number)):
                 return self.submit(number, after)
         else:
-            job = self.scheduler.find(intent.name, intent.tag)
+            script = self.place.script(number)
+            job = lost_submissions.find(self.scheduler, intent.name, intent.tag, script)
         if job is None:
             experiment = resolved_config.load(self.paths.config)
             made = rendering.build(self.paths, intent, experiment, self.site)

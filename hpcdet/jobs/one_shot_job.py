@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from hpcdet.errors import HpcdetError, StillPending, Unavailable
 from hpcdet.jobs.script import command_job, launch
-from hpcdet.schedulers.calls import submission_rate
+from hpcdet.schedulers.calls import lost_submissions, submission_rate
 from hpcdet.schedulers.common.base import Job, Scheduler, Submission, SubmissionRefused, Task
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site
@@ -182,7 +182,7 @@ def _state(task: Task | None) -> str:
 def _cancel(scheduler: Scheduler, made: Submission) -> None:
     """Cancel the job, whatever its state; an interrupted submission is found by its tag."""
     with contextlib.suppress(Unavailable):
-        job = scheduler.find(made.name, made.tag)
+        job = lost_submissions.find(scheduler, made.name, made.tag, made.script)
         if job is not None:
             scheduler.cancel(job)
 

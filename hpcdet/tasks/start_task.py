@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable
 from hpcdet.jobs.script import command_job
-from hpcdet.schedulers.calls import submission_rate
+from hpcdet.schedulers.calls import lost_submissions, submission_rate
 from hpcdet.schedulers.common.base import SubmissionRefused
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site
@@ -143,7 +143,8 @@ def _undo(task: TaskPaths, site: Site) -> None:
     if intent is not None:
         with contextlib.suppress(HpcdetError):
             scheduler = open_scheduler(site)
-            job = scheduler.find(intent.name, intent.tag)
+            script = task.job.script(intent.number)
+            job = lost_submissions.find(scheduler, intent.name, intent.tag, script)
             if job is not None:
                 scheduler.cancel(job)
     if order is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpcdet.errors import HpcdetError
+from hpcdet.schedulers.calls import lost_submissions
 from hpcdet.schedulers.common.base import Job, Task, TaskState
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site
@@ -120,7 +121,8 @@ def _submitted(task: TaskPaths) -> Submitted | None:
         return record
     with contextlib.suppress(HpcdetError):
         site = from_resolved(task.job.site)
-        job = open_scheduler(site).find(intent.name, intent.tag)
+        script = task.job.script(intent.number)
+        job = lost_submissions.find(open_scheduler(site), intent.name, intent.tag, script)
         if job is not None:
             record = Submitted(job, site.scheduler, at=files.now())
             record.write_once(task.job.submitted(1))

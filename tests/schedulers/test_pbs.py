@@ -14,6 +14,7 @@ import pytest
 
 from hpcdet.errors import Unavailable
 from hpcdet.jobs.diagnosis import tried_submissions
+from hpcdet.schedulers.calls import lost_submissions
 from hpcdet.schedulers.common.base import Job, SubmissionRefused, TaskState, Usage
 from hpcdet.schedulers.common.request import UserOptions
 from hpcdet.schedulers.pbs.pbs_script import SCRIPT
@@ -157,6 +158,41 @@ def test_a_lost_submission_is_found_by_its_tag_only(tmp_path: Path, fake_pbs: Fa
     fake_pbs("qselect", "exit 162")
     with pytest.raises(Unavailable):
         scheduler().find("exp-1", "hpcdet:exp:1-ab")
+
+
+def test_a_lost_submission_is_looked_for_at_the_server_that_its_script_names(
+    tmp_path: Path, fake_pbs: Fake
+) -> None:
+    """By what two servers printed: ``vm``, the default one, has another job of that name."""
+    fake_pbs(
+        "qselect",
+        """case "$*" in
+          *"-q @second") printf '2.second\\n6.second\\n';;
+          *"-q @down") echo 'qselect: cannot connect to server down (errno=15010)' >&2; exit 162;;
+          *-q*) exit 170;;
+          *) echo 10.vm;;
+        esac""",
+    )
+    other = "Job Id: 10.vm\n    job_state = F\n    Variable_List = HPCDET_TAG=hpcdet:exp:1-vm"
+    fake_pbs(
+        "qstat",
+        f'case "$*" in *json*) echo "{{";; *second*) cat {OUTPUTS}/second-server.txt;; '
+        f'*) echo "{other}";; esac',
+    )
+    sent, found = submission(tmp_path), scheduler()
+
+    def job(tag: str, *directives: str) -> str | None:
+        sent.script.write_text("\n".join(["#!/bin/bash", *directives, "echo", "#PBS -q a@no"]))
+        return lost_submissions.find(found, "exp-1", tag, sent.script)
+
+    assert job("hpcdet:exp:1-ab", "#PBS -q fast", "#PBS -r n -q workq@second") == "6.second"
+    assert job("hpcdet:exp:1-vm", "#PBS -q workq@second") is None
+    assert job("hpcdet:exp:1-vm", "#PBS -qworkq@second", "#PBS -q workq") == "10.vm"
+    assert job("hpcdet:exp:1-ab") is None
+    with pytest.raises(Unavailable, match="cannot connect"):
+        job("hpcdet:exp:1-ab", "#PBS -q workq@down")
+    sent.script.unlink()
+    assert lost_submissions.find(found, "exp-1", "hpcdet:exp:1-vm", sent.script) == "10.vm"
 
 
 # -- what is asked and believed -----------------------------------------------------------

@@ -15,7 +15,7 @@ from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.script import succession
-from hpcdet.schedulers.calls import submission_rate
+from hpcdet.schedulers.calls import lost_submissions, submission_rate
 from hpcdet.schedulers.common.base import Job, SubmissionRefused, Task, TaskState
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.records import Intent, Submitted
@@ -80,7 +80,8 @@ def _post(holder: Holder, number: int, job: str) -> None:
             if not intent.write_once(path):
                 return  # of a former holder; the next turn finds out what became of it
         else:
-            found = scheduler.find(intent.name, intent.tag)
+            script = holder.paths.sentinel_script(number)
+            found = lost_submissions.find(scheduler, intent.name, intent.tag, script)
         record = Submitted(found, scheduler.name, at=files.now()) if found else None
         record = record or _submit(holder, intent)
         record.write_once(done)

@@ -19,7 +19,7 @@ from hpcdet.control.leader.lost_workers import FleetView, TaskPlace, Watch
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.script import lanes, succession
 from hpcdet.schedulers import opening
-from hpcdet.schedulers.calls import submission_rate
+from hpcdet.schedulers.calls import lost_submissions, submission_rate
 from hpcdet.schedulers.common.base import (
     PerHost,
     Prunes,
@@ -283,7 +283,8 @@ def _settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int
     scheduler = holder.hands.scheduler
     if intent.host and intent.host != _host(holder.hands.scheduler):
         raise Unavailable(f"submission {intent.number} was begun on {intent.host}")
-    job = None if fresh else scheduler.find(intent.name, intent.tag)
+    script = holder.paths.script(intent.number)
+    job = None if fresh else lost_submissions.find(scheduler, intent.name, intent.tag, script)
     if job is not None:
         holder.actions.append(f"found submission {intent.number} as job {job}")
         return _submitted(holder, intent, job)

@@ -287,6 +287,14 @@ class Foresees(Protocol):
 
 
 @runtime_checkable
+class SendsElsewhere(Protocol):
+    """A backend whose jobs may go to another server than the one that is asked."""
+
+    def find_sent(self, name: str, tag: str, script: Path) -> str | None:
+        """``Scheduler.find`` at the server that the job's script names."""
+
+
+@runtime_checkable
 class Prunes(Protocol):
     """A backend that can end all tasks of a job that wait by one call."""
 

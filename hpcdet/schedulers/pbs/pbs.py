@@ -7,6 +7,7 @@ import getpass
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.calls.polling import QueryAnswer, SharedQuery
@@ -21,7 +22,13 @@ from hpcdet.schedulers.common.base import (
     Usage,
 )
 from hpcdet.schedulers.pbs import pbs_query, pbs_states
-from hpcdet.schedulers.pbs_family import pbs_commands, pbs_ids, pbs_queues, pbs_text
+from hpcdet.schedulers.pbs_family import (
+    pbs_commands,
+    pbs_ids,
+    pbs_queues,
+    pbs_script_import,
+    pbs_text,
+)
 from hpcdet.schedulers.pbs_family.pbs_commands import FINISHED, OVER
 from hpcdet.schedulers.pbs_family.pbs_executor import submit
 from hpcdet.schedulers.pbs_family.pbs_text import PbsRow
@@ -47,7 +54,14 @@ class PbsScheduler:
 
     def find(self, name: str, tag: str) -> str | None:
         """See ``base.Scheduler``. Asked only after a submission whose end is not known."""
-        found = pbs_query.rows(pbs_query.named(name, self._user))
+        return self._found(name, tag, "")
+
+    def find_sent(self, name: str, tag: str, script: Path) -> str | None:
+        """See ``base.SendsElsewhere``."""
+        return self._found(name, tag, pbs_script_import.server(script))
+
+    def _found(self, name: str, tag: str, server: str) -> str | None:
+        found = pbs_query.rows(pbs_query.named(name, self._user, server))
         return next((row.id for row in found if row.tag == tag), None)
 
     def query(self, jobs: Sequence[Job]) -> dict[str, list[Task]]:

@@ -33,9 +33,17 @@ def rows(jobs: Sequence[str]) -> list[PbsRow]:
     return found
 
 
-def named(name: str, user: str) -> list[str]:
-    """The ids of a user's jobs of that name. Raises Unavailable: the server does not answer."""
-    done = _with_history("qselect", "-N", name, "-u", user)
+def named(name: str, user: str, server: str = "") -> list[str]:
+    """The ids of a user's jobs of that name.
+
+    Args:
+        server: that is asked; "": the default one.
+
+    Raises:
+        Unavailable: it does not answer.
+    """
+    where = ["-q", f"@{server}"] if server else []
+    done = _with_history("qselect", "-N", name, "-u", user, *where)
     if done.returncode != 0:
         raise pbs_commands.failure("qselect", done)
     return [job for line in done.stdout.splitlines() if (job := pbs_ids.parse(line))]

@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.job_script import (
     WHY,
     Translation,
@@ -65,6 +67,27 @@ def translate(script: str, name: str) -> Translation:
     if variables:
         found.config["environment"] = {"environment_variables": variables}
     return found
+
+
+def server(script: Path) -> str:
+    """Return the server of a script's queue (``-q QUEUE@SERVER``); "": the default one.
+
+    Raises:
+        Unavailable: the script cannot be read. One that is not there was never submitted.
+    """
+    queue = ""
+    try:
+        with open(script) as text:
+            for number, line in lines(text.read()):
+                if line.startswith("#PBS"):
+                    queue = dict(_directive(number, line)).get("queue", queue)
+                elif line and not line.startswith("#"):
+                    break  # qsub reads no further
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise Unavailable(f"cannot be read: {error.strerror}", where=str(script)) from error
+    return queue.partition("@")[2]
 
 
 def _directive(number: int, line: str) -> Iterator[tuple[str, str]]:
