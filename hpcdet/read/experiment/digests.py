@@ -1,7 +1,7 @@
 """Digests of trials: what lists and overviews say of each, from its records and journals.
 
-A digest is kept beside the trial's records (``kept``), with how the journals of its attempts
-looked, so that an overview of thousands of trials opens no journal and orders no values.
+A digest is kept (``kept``) with how the trial's files and the journals of its attempts looked, so
+that an overview of thousands of trials opens none of them, makes no record and orders no values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 
 from hpcdet.read.experiment import continuations, series
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial
-from hpcdet.read.experiment.kept import NOT_READABLE, rests, sight
+from hpcdet.read.experiment.kept import NOT_READABLE, holds, rests, sight, sights
+from hpcdet.store.cost import spending
+from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.folder.records import TrialState
 from hpcdet.units import Length
 
@@ -29,7 +31,7 @@ _BY_STANDING: dict[str, TrialState] = {
 
 @dataclass(frozen=True)
 class TrialDigest:
-    """A trial in an overview; its fields are those of ``views.trials.TrialStatusView``.
+    """A trial in an overview; most fields are those of ``views.trials.TrialStatusView``.
 
     Attributes:
         state: as if the experiment went on.
@@ -37,6 +39,7 @@ class TrialDigest:
         last_checkpoint: its name, step and time; None without one.
         not_finite: group, step and names of the first report of the newest attempt that held
             NaN or infinity; None without one.
+        runs: of the attempts that ran, what they cost (``store.cost.spending.Run``).
     """
 
     trial: int
@@ -58,6 +61,7 @@ class TrialDigest:
     start: str
     end: str
     not_finite: Sequence[Any] | None
+    runs: Sequence[Sequence[Any]]
 
 
 def digests(gathered: Gathered) -> list[TrialDigest]:
@@ -72,27 +76,45 @@ def digests(gathered: Gathered) -> list[TrialDigest]:
 
 
 def _of(trial: GatheredTrial, metric: str, smaller: bool, by: str) -> TrialDigest:
-    if trial.kept is None or trial.recalled is None:
+    kept, number = trial.kept, trial.number
+    if kept is None:
         return _made(trial, metric, smaller)
-    now = trial.kept.clock()
-    seen = [number for one in trial.attempts for number in sight(one.paths.journal)]
-    records = trial.kept.trial(trial.number) or {}
+    now = kept.clock()
     try:
-        known = records["digest"]
-        if (known["by"], known["seen"]) == (by, seen):
-            return _restored(known)
+        known = kept.of_trial("digests", number)
+        if known is not None and known["by"] == by and _holds(trial.paths, known):
+            return _restored(known["value"])
     except NOT_READABLE:
-        pass  # there is none, or another version has kept it
+        pass  # another version has kept it
+    if trial.recalled is None:
+        return _made(trial, metric, smaller)
+    attempts = [one.number for one in trial.attempts]
+    journals = _journals(trial.paths, attempts)
     digest = _made(trial, metric, smaller)
-    if rests(seen, now):
+    records = kept.of_trial("trials", number)
+    if records is not None and rests(journals, now):
+        looks = {key: records[key] for key in ("folders", "records", "seen", "changed", "read")}
         value = {**asdict(digest), "until": digest.until and digest.until.encode()}
-        kept = {"by": by, "seen": seen, "value": value}
-        trial.kept.put_trial(trial.number, {**records, "digest": kept})
+        about = {"by": by, "attempts": attempts, "journals": journals, "value": value}
+        kept.put_of_trial("digests", number, {**looks, **about})
     return digest
 
 
-def _restored(known: dict[str, Any]) -> TrialDigest:
-    value = known["value"]
+def _holds(paths: TrialPaths, known: dict[str, Any]) -> bool:
+    same: bool = _journals(paths, known["attempts"]) == known["journals"]
+    return same and holds(paths, known)
+
+
+def _journals(paths: TrialPaths, attempts: Sequence[int]) -> list[int]:
+    """Return how the journals of attempts look."""
+    places = [f"{paths.root}/attempts/{number}/journal.jsonl" for number in attempts]
+    found = sights(places)
+    if -1 in found[2::3]:  # it is packed, or not begun
+        return [look for number in attempts for look in sight(paths.attempt(number).journal)]
+    return found
+
+
+def _restored(value: dict[str, Any]) -> TrialDigest:
     until = value["until"]
     return TrialDigest(**{**value, "until": until and Length.decode(until)})
 
@@ -122,6 +144,7 @@ def _made(trial: GatheredTrial, metric: str, smaller: bool) -> TrialDigest:
         start=claims[0].at if claims else "",
         end=end.at if end else "",
         not_finite=_not_finite(trial),
+        runs=[run for one in trial.attempts if (run := spending.run(one.claim, one.end))],
     )
 
 

@@ -66,7 +66,7 @@ class Kept:
         self._home = "" if afresh else None
         self._every: dict[str, bytes] | None = None
         self._asked = 0
-        self._trials: dict[int, dict[str, Any]] = {}
+        self._groups: dict[str, dict[str, Any]] = {}
         self._store = derived_store.opened()
 
     @property
@@ -108,25 +108,29 @@ class Kept:
             if self._every is not None:
                 self._every[part] = value
 
-    def trial(self, number: int) -> dict[str, Any] | None:
-        """Return what is kept of a trial, and may not be changed; None if nothing is."""
-        value = self._beside(number).get(str(number))
+    def of_trial(self, kind: str, number: int) -> dict[str, Any] | None:
+        """Return what is kept of a trial, and may not be changed; None if nothing is.
+
+        Args:
+            kind: ``trials`` for its records, ``digests`` for its digest.
+        """
+        value = self._group(kind, number).get(str(number))
         return value if isinstance(value, dict) else None
 
-    def put_trial(self, number: int, value: dict[str, Any]) -> None:
+    def put_of_trial(self, kind: str, number: int, value: dict[str, Any]) -> None:
         if self.home:
-            beside = self._beside(number)
-            beside[str(number)] = value
-            part = f"trials {number // _TOGETHER}"
-            self._store.put(self.home, part, lambda: json.dumps(dict(beside)).encode())
+            group = self._group(kind, number)
+            group[str(number)] = value
+            part = f"{kind} {number // _TOGETHER}"
+            self._store.put(self.home, part, lambda: json.dumps(dict(group)).encode())
 
-    def _beside(self, number: int) -> dict[str, Any]:
+    def _group(self, kind: str, number: int) -> dict[str, Any]:
         """Return what is kept of the trials that are in one part with this one."""
-        place = number // _TOGETHER
-        if place not in self._trials:
-            found = self.decoded(f"trials {place}", json.loads)
-            self._trials[place] = found if isinstance(found, dict) else {}
-        return self._trials[place]
+        part = f"{kind} {number // _TOGETHER}"
+        if part not in self._groups:
+            found = self.decoded(part, json.loads)
+            self._groups[part] = found if isinstance(found, dict) else {}
+        return self._groups[part]
 
 
 # -- how files look ----------------------------------------------------------------------------
@@ -224,9 +228,9 @@ def recall(trial: GatheredTrial, kept: Kept) -> Recalled | None:
 
     None if one is damaged: who asks for that one is told so.
     """
-    now, before = kept.clock(), kept.trial(trial.paths.number)
+    now, before = kept.clock(), kept.of_trial("trials", trial.paths.number)
     try:
-        if before is not None and _holds(trial.paths, before):
+        if before is not None and holds(trial.paths, before):
             return _whole(before)
     except NOT_READABLE:
         before = None
@@ -240,7 +244,7 @@ def recall(trial: GatheredTrial, kept: Kept) -> Recalled | None:
     signature = hashlib.sha256(f"{folders} {seen} {text}".encode()).hexdigest()
     about = {"folders": folders, "records": records, "seen": seen, "signature": signature}
     value = dated({**about, "plain": json.loads(text)}, before or {}, now)
-    kept.put_trial(trial.paths.number, value)
+    kept.put_of_trial("trials", trial.paths.number, value)
     return _whole(value)
 
 
@@ -249,7 +253,8 @@ def _whole(value: dict[str, Any]) -> Recalled:
     return Recalled(value["signature"], value["plain"])
 
 
-def _holds(paths: TrialPaths, value: dict[str, Any]) -> bool:
+def holds(paths: TrialPaths, value: dict[str, Any]) -> bool:
+    """True if the trial's folders and records look as when a value was read from them."""
     if not settled(value):
         return False
     found = sights(_placed(paths, value["folders"]), _placed(paths, value["records"]))

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from hpcdet.read.experiment.digests import digests
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.store.config import overrides
 from hpcdet.store.cost import limits, spending
@@ -126,10 +127,7 @@ def account_of(gathered: Gathered, now: float | None = None) -> Account:
     """Return the balance of an experiment, up to its end or now."""
     slots, room = overrides.Slots(gathered.paths, gathered.config), gathered.config.room
     stretches = [
-        found
-        for trial in gathered.trials
-        for attempt in trial.attempts
-        if (found := spending.stretch(attempt.claim, attempt.end, slots)) is not None
+        spending.stretch_of(run, slots) for digest in digests(gathered) for run in digest.runs
     ]
     held = [
         allocation

@@ -255,7 +255,7 @@ def _trial(
     id: str, digest: TrialDigest, over: str, stand: Standings | None, metric: str
 ) -> TrialStatusView:
     known = dict(vars(digest))
-    del known["not_finite"]
+    del known["not_finite"], known["runs"]
     known["state"] = states.at_end(digest.state, over)
     if stand is not None:
         report = stand.best.get(digest.trial)

@@ -162,6 +162,7 @@ class Slots:
         self._paths = paths
         self._resolved = resolved
         self._known: dict[int, Resources] = {}
+        self._granted: dict[tuple[int, int], int] = {}
 
     def of(self, worker: str, nodes: Sequence[str]) -> int:
         """Return the slots of a trial for a worker's name and the nodes that it was granted."""
@@ -171,7 +172,10 @@ class Slots:
             if intent is None:
                 return self._resolved.resources.slots_per_trial
             self._known[number] = lay(self._written, intent.overrides).resources
-        return self._known[number].granted(len(nodes)).slots_per_trial
+        of = number, len(nodes)
+        if of not in self._granted:
+            self._granted[of] = self._known[number].granted(len(nodes)).slots_per_trial
+        return self._granted[of]
 
     @cached_property
     def _written(self) -> Resolved:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from hpcdet.store.config.overrides import Slots
 from hpcdet.store.config.resolved_config import Resolved
@@ -167,13 +168,28 @@ class Spending:
         return held(worker.name, claim, end, slots)
 
 
-def stretch(claim: Claim | None, end: End | None, slots: Slots) -> Stretch | None:
-    """Return the stretch of an attempt from its records; None if it never ran."""
+Run = tuple[str, list[str], float, float | None, float | None]
+"""The worker of an attempt, its nodes, start, end, and the slot-seconds that were reserved."""
+
+
+def run(claim: Claim | None, end: End | None) -> Run | None:
+    """Return what an attempt's records say of its cost; None if it never ran."""
     if claim is None or not claim.at or (end is not None and end.reason == "released"):
         return None
     ended = epoch(end.at) if end is not None and end.at else None
-    number = slots.of(claim.worker, claim.nodes)
-    return Stretch(claim.worker, number, epoch(claim.at), ended, claim.reserved_slot_s)
+    return claim.worker, claim.nodes, epoch(claim.at), ended, claim.reserved_slot_s
+
+
+def stretch(claim: Claim | None, end: End | None, slots: Slots) -> Stretch | None:
+    """Return the stretch of an attempt from its records; None if it never ran."""
+    found = run(claim, end)
+    return None if found is None else stretch_of(found, slots)
+
+
+def stretch_of(found: Sequence[Any], slots: Slots) -> Stretch:
+    """Return the stretch of a ``Run``."""
+    worker, nodes, start, end, reserved = found
+    return Stretch(worker, slots.of(worker, nodes), start, end, reserved)
 
 
 def held(
