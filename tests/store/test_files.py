@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.store.fs import files
+from hpcdet.store.fs import files, journal
+
+
+def test_half_of_a_surrogate_pair_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """As Python has a name that is not UTF-8 in an error that a trial ends with."""
+    said = {"error": "no such file: caf\udce9.csv", "\ud800": "é"}
+    path = tmp_path / "x.json"
+    files.write_once(path, files.canonical(said))
+    assert files.read_json(path) == said
+    line = journal.decode(journal.encode(1, "end", said, files.now()).rstrip())
+    assert line is not None and said.items() <= line.items()
 
 
 def test_of_many_who_write_once_one_succeeds_and_its_contents_stay(tmp_path: Path) -> None:

@@ -62,13 +62,15 @@ def is_time(text: object) -> bool:
 def canonical(value: Any) -> bytes:
     """Return JSON with sorted keys and no spaces: equal values have equal bytes.
 
+    Half of a surrogate pair, as in a name of a file that is not UTF-8, is escaped.
+
     Raises:
         ValueError: for NaN and infinities, which are not JSON. Write them as strings.
     """
     text = json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
-    return text.encode()
+    return text.encode(errors="backslashreplace")
 
 
 def make_folder(path: Path, mode: int = FOLDER_MODE) -> None:

@@ -55,7 +55,8 @@ def encode(n: int, kind: str, fields: dict[str, Any], t: str) -> bytes:
         ValueError: a value is not JSON (NaN and infinities are not; see ``json_record.number``), or
             is one that no reader would accept (``bounded_json``, ``LONGEST``).
     """
-    head = _encode({"n": n, "t": t, "kind": kind, **fields}).encode()[:-1]
+    text = _encode({"n": n, "t": t, "kind": kind, **fields})
+    head = text.encode(errors="backslashreplace")[:-1]  # half of a surrogate pair, as JSON has it
     if len(head) > LONGEST - 100:
         raise ValueError(f"a record of {len(head)} bytes is longer than {LONGEST}")
     if len(head) > _PLAIN:
