@@ -585,3 +585,88 @@ def test_a_sentinel_tells_once_and_waits_for_it(receiver: Receiver, tmp_path: Pa
     assert headers["X-Hpcdet-Event"] == "stuck"
     assert "all tasks have ended; next: hpcdet resume digits-7f3a" in json.loads(body)["why"]
     assert outbox.pending(paths) == []
+
+
+# -- odd texts, answers, disks and clocks -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "why",
+    ["caf\udce9.csv", "half \ud800", "nul \0", "long " * 1_000_000],
+    ids=["bytes", "half", "nul", "long"],
+)
+def test_whatever_an_error_says_is_told_by_each_channel(
+    receiver: Receiver, tmp_path: Path, why: str
+) -> None:
+    fake_sendmail(tmp_path)
+    paths = experiment(tmp_path, email="ada")
+    put(paths, "end", why)
+    deliver.send_all(paths)
+    assert outbox.pending(paths) == []
+    assert why[:3] in json.loads(receiver.got[0][2])["why"]
+    assert why[:3] in message_from_bytes((tmp_path / "mail-0").read_bytes()).get_payload()
+    hook = f'printf %s "$HPCDET_WHY" >{tmp_path}/why'
+    assert notify.run_hook(paths, hook, "end", why) == 0
+    assert (tmp_path / "why").read_text().startswith(why[:3])
+
+
+def test_a_secret_may_be_any_bytes(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(os.environb, b"HOOK_SECRET", b"\xff\xfe")
+    put(paths := experiment(tmp_path), "end")
+    deliver.send_all(paths)
+    [(_, headers, body)] = receiver.got
+    wanted = hmac.new(b"\xff\xfe", body, hashlib.sha256).hexdigest()
+    assert headers["X-Hpcdet-Signature"] == f"sha256={wanted}"
+
+
+def test_a_message_that_alone_is_refused_holds_up_no_other(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    receiver.answer = 413
+    put(paths := experiment(tmp_path), "first")
+    put(paths, "second")
+    deliver.send_all(paths)
+    assert len(receiver.got) == 2 and whys(paths) == ["HTTP 413", "HTTP 413"]
+
+
+def test_an_error_of_a_channel_is_recorded_and_frees_the_message(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(paths := experiment(tmp_path), "end")
+    with monkeypatch.context() as broken:
+        broken.setattr(webhook, "body", lambda *_: SECRET + 1)  # type: ignore[operator]
+        deliver.send_all(paths)
+    assert whys(paths) == ["TypeError"] and not [*paths.messages.glob("*.claim-*")]
+
+
+def test_a_disk_that_fills_up_meanwhile_has_nothing_sent_twice(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(paths := experiment(tmp_path), "end")
+    sent = webhook.post
+
+    def fills(*given: Any) -> None:
+        sent(*given)
+        monkeypatch.setattr(outbox.Sent, "write_once", full)
+
+    def full(*_: object) -> bool:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(webhook, "post", fills)
+    deliver.send_all(paths)
+    assert outbox.pending(paths) == [] and len(receiver.got) == 1
+    assert not [*paths.messages.glob("*.claim-*")]
+
+
+def test_a_claim_from_before_the_clock_was_set_back_is_no_senders(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    put(paths := experiment(tmp_path), "end")
+    [one] = outbox.pending(paths)
+    claim = one.claim()
+    assert claim is not None and one.claim() is None
+    os.utime(claim, (time.time() + 86_400,) * 2)
+    deliver.send_all(paths)
+    assert len(receiver.got) == 1 and outbox.pending(paths) == []

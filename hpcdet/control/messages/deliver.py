@@ -1,7 +1,8 @@
 """``python -m hpcdet.control.messages.deliver EXP``: send what waits, in a minute at most.
 
 It tries each message once; of a channel that fails, the later ones wait as well, so that they
-arrive in order. A process of its own (``sender_process``), so that no turn waits for a network.
+arrive in order, unless it refuses this one alone. A process of its own (``sender_process``), so
+that no turn waits for a network.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ def send_all(paths: ExperimentPaths) -> None:
 
 
 def _send(one: Pending, notify: Notify, paths: ExperimentPaths, sendmail: str) -> bool:
-    """Send one message by one channel; False if that did not work, or another process is at it."""
+    """Send one message by one channel; False if the later ones are to wait.
+
+    That is where it did not work, but for a message that alone is refused, and where another
+    process is at it.
+    """
     claim = one.claim()
     if claim is None:
         return one.is_sent()
@@ -71,6 +76,9 @@ def _send(one: Pending, notify: Notify, paths: ExperimentPaths, sendmail: str) -
             webhook.post(url or "", secret, one.message, paths.id)
     except (NotSent, HpcdetError) as error:
         one.mark_failed(claim, str(error))
+        return isinstance(error, NotSent) and error.alone
+    except Exception as error:  # whose text may hold a secret
+        one.mark_failed(claim, type(error).__name__)
         return False
     one.mark_sent(claim)
     return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import http.client
+import os
 import signal
 import socket
 import ssl
@@ -25,6 +26,8 @@ from hpcdet.store.fs import files
 CONNECT_S, WHOLE_S = 10.0, 20.0
 """Seconds for each answer of the network, and for all of it."""
 SIGNATURE = "X-Hpcdet-Signature"
+_REFUSED = (400, 413, 422)
+"""Answers about what was sent, and not about who sends it or where to."""
 
 
 def body(message: Message, experiment: str) -> bytes:
@@ -47,7 +50,8 @@ def body(message: Message, experiment: str) -> bytes:
 
 def signature(secret: str, data: bytes) -> str:
     """Return the value of the header ``SIGNATURE``: HMAC-SHA256 of the body, in hex."""
-    return f"sha256={hmac.new(secret.encode(), data, hashlib.sha256).hexdigest()}"
+    key = os.fsencode(secret)  # the very bytes of a variable
+    return f"sha256={hmac.new(key, data, hashlib.sha256).hexdigest()}"
 
 
 def post(url: str, secret: str | None, message: Message, experiment: str) -> None:
@@ -83,7 +87,7 @@ def post(url: str, secret: str | None, message: Message, experiment: str) -> Non
     if 300 <= status < 400:
         raise NotSent(f"HTTP {status}: redirects are not followed")
     if not 200 <= status < 300:
-        raise NotSent(f"HTTP {status}")
+        raise NotSent(f"HTTP {status}", alone=status in _REFUSED)
 
 
 def _status(url: str, data: bytes, headers: dict[str, str]) -> int:

@@ -18,6 +18,8 @@ from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Occasion
 
 LIMIT_S = 60.0
+_LONGEST = 32_000
+"""Characters: of a variable, the kernel takes 128 KiB."""
 
 
 def wanted(wishes: Notify, kind: Occasion) -> bool:
@@ -66,7 +68,7 @@ def leave(
 ) -> None:
     """Leave a message to be sent, once, if the config names a channel."""
     if wishes.channels:
-        outbox.put(paths, event, kind, why, name, wishes.channels)
+        outbox.put(paths, event, kind, _told(why), name, wishes.channels)
 
 
 def run_hook(
@@ -94,7 +96,7 @@ def run_hook(
         "HPCDET_EVENT": kind,
         "HPCDET_EXPERIMENT": paths.id,
         "HPCDET_FOLDER": str(paths.root),
-        "HPCDET_WHY": why,
+        "HPCDET_WHY": _told(why),
     }
     process = subprocess.Popen(
         ["sh", "-c", command] if isinstance(command, str) else command,
@@ -113,3 +115,8 @@ def run_hook(
             beat()
     os.killpg(process.pid, signal.SIGKILL)
     return process.wait()
+
+
+def _told(text: str) -> str:
+    """Return text as mails and variables can hold it, whatever an error of the user says."""
+    return text[:_LONGEST].encode(errors="replace").decode().replace("\0", "?")

@@ -117,7 +117,8 @@ class Pending:
         names = [name.removeprefix(prefix) for name in os.listdir(self.folder)]
         numbers = [int(found[1]) for name in names if (found := _CLAIM.fullmatch(name))]
         newest = max(numbers, default=0)
-        if newest and self._age_s(self._file(f"claim-{newest}")) < STALE_S:
+        # of one from the future, the clock has been set back since
+        if newest and abs(self._age_s(self._file(f"claim-{newest}"))) < STALE_S:
             return None
         mine = self._file(f"claim-{newest + 1}")
         if not SendClaim(socket.gethostname(), os.getpid(), files.now()).write_once(mine):
@@ -139,8 +140,11 @@ class Pending:
             probe.unlink()
 
     def mark_sent(self, claim: Path, why: str = "") -> None:
-        """Record that it was sent, or why it never will be."""
-        Sent(socket.gethostname(), why, files.now()).write_once(self._file("sent"))
+        """Record that it was sent, or why it never will be; on a full disk by the claim's name."""
+        try:
+            Sent(socket.gethostname(), why, files.now()).write_once(self._file("sent"))
+        except OSError:
+            claim.rename(self._file("sent"))
         for file in (self._file("failed"), claim):
             with contextlib.suppress(OSError):
                 file.unlink()
