@@ -16,14 +16,18 @@ import torch
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import RetentionRules
+from hpcdet.checkpoint.__main__ import main as checkpoint_main
 from hpcdet.checkpoint.keep import stored_copies
 from hpcdet.checkpoint.keep.stored_copies import CopyRound, bring_up_to_date
-from hpcdet.errors import HpcdetError, IntegrityError, NotFound, Unavailable
+from hpcdet.errors import ConfigError, HpcdetError, IntegrityError, NotFound, Unavailable
+from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.fs import files
 from hpcdet.store.objects import object_store, store_place
 from hpcdet.store.objects.copy_records import CopyRecords
 from hpcdet.store.objects.object_store import ObjectStore
 from hpcdet.store.trials import pins
+from tests import intruders
 from tests.builders import Builder
 from tests.object_stores import SECRET, Bucket, bucket, endpoint  # noqa: F401
 
@@ -328,7 +332,7 @@ def _all_whole(bucket: Bucket, folder: Path) -> None:  # noqa: F811
             checkpoint.verify(target)
 
 
-@pytest.mark.parametrize("what", ["byte", "file", "manifest"])
+@pytest.mark.parametrize("what", ["byte", "longer", "file", "manifest"])
 def test_what_is_got_of_a_damaged_copy_is_an_error_and_no_folder(
     what: str,
     tmp_path: Path,
@@ -339,10 +343,10 @@ def test_what_is_got_of_a_damaged_copy_is_an_error_and_no_folder(
     bring_up_to_date(paths, RULES, ObjectStore(bucket.place))
     folder = "x-0001/trials/0001/checkpoints/00000001.g1"
     key = f"{folder}/rank-00000-of-00001.h5"
-    if what == "byte":
+    if what in ("byte", "longer"):
         data = bytearray(bucket.read(key))
         data[-1000] ^= 1
-        bucket.write(key, bytes(data))
+        bucket.write(key, bytes(data) * (1 if what == "byte" else 2))
     else:
         key = f"{folder}/MANIFEST.json" if what == "manifest" else key
         bucket.client.delete_object(Bucket=bucket.name, Key=f"kept/here/{key}")
@@ -351,6 +355,48 @@ def test_what_is_got_of_a_damaged_copy_is_an_error_and_no_folder(
     with pytest.raises(kind):
         stored_copies.get(ObjectStore(place), tmp_path / "mine")
     assert not [path for path in tmp_path.iterdir() if "mine" in path.name]
+
+
+def test_nothing_is_removed_where_a_store_lists_what_lies_elsewhere(
+    bucket: Bucket,  # noqa: F811
+) -> None:
+    """As one does that heeds no prefix."""
+    for key in ("x/1/a", "x/1/first", "x/12/b", "others/c"):
+        bucket.write(key, b"1")
+    store = ObjectStore(bucket.place)
+    find = store._client.find
+    store._client.find = lambda _: find(bucket.place.path)
+    with pytest.raises(Unavailable, match="not below it"):
+        store.remove("x/1", "first")
+    assert len(bucket.names()) == 4
+    store._client.find = find
+    store.remove("x/1", "first")
+    assert bucket.names() == ["others/c", "x/12/b"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives a folder away")
+def test_a_config_of_another_user_says_nothing_about_secrets(
+    tmp_path: Path,
+    bucket: Bucket,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It could send the user's files to its own server, as the name of an access key."""
+    paths = experiment(tmp_path)
+    paths.config.unlink()
+    taken = tmp_path / "private"
+    taken.touch(0o600)
+    taken.write_text("PRIVATE")
+    section = bucket.section | {"access_key": {"file": str(taken)}}
+    config = {"schema": 1, "name": "x", "checkpoint_storage": section}
+    files.write_once(paths.config, resolved_config.dump(config))
+    get = ["get", bucket.place.url, str(tmp_path / "mine"), "--store-of", str(paths.root)]
+    assert checkpoint_main(get) == NotFound.exit_code, "one's own names a server and files"
+    os.chown(paths.root, intruders.UID, -1)
+    for command in (get, ["archive", bucket.place.url, "x", "y", *get[-2:]]):
+        assert checkpoint_main(command) == ConfigError.exit_code
+    assert checkpoint_main(["store", str(paths.root)]) == ConfigError.exit_code
+    said = capsys.readouterr()
+    assert "where your secrets go" in said.err and "PRIVATE" not in said.out + said.err
 
 
 def test_a_package_that_is_not_there_is_named_with_its_extra(

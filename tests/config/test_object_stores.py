@@ -158,6 +158,17 @@ def test_what_is_no_url_of_a_store_is_refused(url: str) -> None:
         store_place.of_url(url)
 
 
+def test_parts_of_a_secret_are_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_CONNECTION", "AccountName=ada;AccountKey=c2VjcmV0;EndpointSuffix=x")
+    monkeypatch.setenv("TEST_SAS", "?sv=2024&sig=ab%2Fcd&se=2026")
+    for key, word in (("connection_string", "CONNECTION"), ("credential", "SAS")):
+        url = {"account_url": "https://ada.blob.x"} if key == "credential" else {}
+        section = {"type": "azure", "container": "c", key: {"env": f"TEST_{word}"}, **url}
+        place = store_place.of_storage(CheckpointStorage(**section), Path("none"))  # type: ignore[arg-type]
+        parts = {"c2VjcmV0"} if word == "CONNECTION" else {"ab%2Fcd", "ab/cd"}
+        assert parts < set(place.secrets) and "ada" not in place.secrets
+
+
 def test_a_url_of_an_experiments_store_has_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = CheckpointStorage(**S3, endpoint_url="http://host:9")  # type: ignore[arg-type]
     like = store_place.of_storage(storage, Path("none"))

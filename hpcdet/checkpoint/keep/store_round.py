@@ -16,9 +16,11 @@ from typing import Any
 
 from hpcdet.checkpoint.keep import stored_copies
 from hpcdet.checkpoint.keep.retention import RetentionRules
-from hpcdet.errors import UsageError
+from hpcdet.errors import ConfigError, UsageError
 from hpcdet.store.config import resolved_config
+from hpcdet.store.config.sections.checkpoint_storage import CheckpointStorage
 from hpcdet.store.decisions.lease import Term
+from hpcdet.store.folder import trust
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.objects import store_place
 from hpcdet.store.objects.object_store import ObjectStore
@@ -41,9 +43,7 @@ def run(arguments: argparse.Namespace, say: Callable[[dict[str, Any]], None]) ->
         threading.Thread(target=_end_with_input, daemon=True).start()
     paths = ExperimentPaths(arguments.experiment)
     config = resolved_config.load(paths.config)
-    if not config.checkpoint_storage.remote:
-        hint = "set checkpoint_storage.type, or name a URL"
-        raise UsageError("it has no object store", where=paths.id, hint=hint)
+    place_of = _own_store(paths, config.checkpoint_storage)
     last = time.monotonic()
 
     def at_work(_: int) -> None:
@@ -55,7 +55,6 @@ def run(arguments: argparse.Namespace, say: Callable[[dict[str, Any]], None]) ->
     def decides() -> bool:
         return arguments.term is None or Term.read(paths.term(arguments.term + 1)) is None
 
-    place_of = store_place.of_storage(config.checkpoint_storage, paths.secrets)
     store = ObjectStore(place_of, at_work)
     rules = RetentionRules.of(config)
     given = (arguments.report, not arguments.only_add)
@@ -73,9 +72,23 @@ def place(url: str, experiment: Path | None) -> StorePlace:
         return store_place.of_url(url)
     paths = ExperimentPaths(experiment)
     storage = resolved_config.load(paths.config).checkpoint_storage
+    return store_place.of_url(url, _own_store(paths, storage))
+
+
+def _own_store(paths: ExperimentPaths, storage: CheckpointStorage) -> StorePlace:
+    """Return the store of an experiment that no other user may change.
+
+    Its config says which server is called, and which files and variables go there as credentials.
+    """
     if not storage.remote:
-        raise UsageError("it has no object store", where=paths.id, hint="leave --store-of out")
-    return store_place.of_url(url, store_place.of_storage(storage, paths.secrets))
+        hint = "set checkpoint_storage.type, or name a URL without --store-of"
+        raise UsageError("it has no object store", where=paths.id, hint=hint)
+    if not trust.is_trusted(owner := paths.root.stat().st_uid):
+        what = f"it belongs to {trust.user(owner)}, whose config would say where your secrets go"
+        hint = "name a URL without --store-of: the store's own tools know the credentials"
+        raise ConfigError(what, where=paths.id, hint=hint)
+    trust.refuse_to_run(paths.code)
+    return store_place.of_storage(storage, paths.secrets)
 
 
 def _end_with_input() -> None:

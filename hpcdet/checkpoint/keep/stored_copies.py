@@ -27,6 +27,7 @@ from hpcdet.store.fs.json_record import value
 from hpcdet.store.objects import capsule_archive, copy_records
 from hpcdet.store.objects.copy_records import Copied, CopyRecords, Key, Whole
 from hpcdet.store.objects.object_store import ObjectStore
+from hpcdet.store.trials.manifests import LARGEST
 from hpcdet.store.trials.standing import MANIFEST, lineage
 
 CAPSULE, REPORT = "capsule", "report"
@@ -189,12 +190,12 @@ def get(store: ObjectStore, target: Path) -> Manifest:
     try:
         files.make_folder(partial)
         try:
-            store.get(MANIFEST, partial / MANIFEST)
+            store.get(MANIFEST, partial / MANIFEST, LARGEST)
         except NotFound as error:
             what, hint = "no checkpoint is there, or not all of one", "hpcdet ckpt ls ID has URLs"
             raise NotFound(what, where=store.place.url, hint=hint) from error
         for shard in manifests.read(partial).shards:
-            store.get(shard.file, partial / shard.file)
+            store.get(shard.file, partial / shard.file, shard.bytes)
         files.sync_folder(partial)
         manifest = load.verify(partial)
         partial.rename(target)

@@ -19,6 +19,7 @@ from hpcdet.control.upkeep import store_copies
 from hpcdet.errors import NotFound, Unavailable, UsageError
 from hpcdet.read.lookup import find
 from hpcdet.store.config import resolved_config
+from hpcdet.store.folder import trust
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.objects import copy_records, store_place
 from hpcdet.store.objects.copy_records import CopyRecords, Whole
@@ -124,4 +125,5 @@ def _with_store(text: str) -> ExperimentPaths:
     if not resolved_config.load(found.paths.config).checkpoint_storage.remote:
         hint = "name a URL: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, az://CONTAINER/FOLDER"
         raise UsageError("its config has no object store", where=found.paths.id, hint=hint)
+    trust.refuse_anothers(found.paths.root)
     return found.paths

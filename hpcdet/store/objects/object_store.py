@@ -71,10 +71,11 @@ class ObjectStore:
             if not self._is_copy(key, size, digest):
                 raise IntegrityError("the object is not what was sent", where=self.url(key))
 
-    def get(self, key: str, target: Path) -> None:
-        """Write an object to a new file, durably.
+    def get(self, key: str, target: Path, most: int) -> None:
+        """Write an object of at most ``most`` bytes to a new file, durably.
 
         Raises:
+            IntegrityError: it is larger.
             NotFound: there is no such object.
             OSError: the file cannot be written.
             Unavailable: the store refuses, or does not answer.
@@ -82,6 +83,9 @@ class ObjectStore:
         write = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, files.FILE_MODE)
         try:
             for data in self._read(key):
+                most -= len(data)
+                if most < 0:
+                    raise IntegrityError("it is larger than what was saved", where=self.url(key))
                 files.write_all(write, data)
             os.fsync(write)
         finally:
@@ -91,12 +95,15 @@ class ObjectStore:
         """Remove all objects below a folder, ``first`` before all others.
 
         Raises:
-            Unavailable: the store refuses, or does not answer.
+            Unavailable: the store refuses, does not answer, or lists what is elsewhere.
         """
         with self._told(folder):
-            there = self._client.find(f"{self.place.path}/{folder}")
-            named = f"{self.place.path}/{folder}/{first}"
-            for path in sorted(there, key=lambda path: (path != named, path)):
+            below = f"{self.place.path}/{folder}/"
+            there = self._client.find(below)
+            if foreign := [path for path in there if not path.startswith(below)]:
+                what = f"the store lists what is not below it, as {foreign[0]}: nothing is removed"
+                raise Unavailable(what, where=self.url(folder))
+            for path in sorted(there, key=lambda path: (path != below + first, path)):
                 self._client.rm_file(path)
 
     def _is_copy(self, key: str, size: int, digest: str) -> bool:

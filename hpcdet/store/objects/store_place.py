@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from hpcdet.errors import UsageError
 from hpcdet.store.config import data_secrets
@@ -92,7 +92,17 @@ def of_storage(storage: CheckpointStorage, stored: Path) -> StorePlace:
     }
     path = f"{storage.bucket or storage.container}/{(storage.prefix or '').strip('/')}".strip("/")
     options = _options(storage.type, storage, found)
-    return StorePlace(storage.type, path, options, tuple(found.values()))
+    return StorePlace(storage.type, path, options, tuple(_texts(found.values())))
+
+
+def _texts(secrets: Iterable[str]) -> Iterator[str]:
+    """Yield secrets, and the signatures and keys in them, as errors may have them."""
+    for secret in secrets:
+        yield secret
+        for part in re.split("[;&?]", secret):
+            name, _, text = part.partition("=")
+            if text and name.lower() in ("sig", "accountkey", "sharedaccesssignature"):
+                yield from (text, unquote(text))
 
 
 def _options(kind: str, storage: CheckpointStorage, secret: Mapping[str, str]) -> dict[str, Any]:
