@@ -90,8 +90,10 @@ def distance(got: Any, should: Any) -> float:
     return max(float((got[n] - one).norm() / one.norm()) for n, one in should.items())
 
 
+COMPILED: dict[str, Any] = {"optimizations": {"compile": {"backend": "aot_eager"}}}
 CELLS: dict[str, Any] = {
-    "gloo, 3 ranks, compiled": (3, {"optimizations": {"compile": {"backend": "aot_eager"}}}, {}),
+    "gloo, 3 ranks, compiled": (3, COMPILED, {}),
+    "gloo, 2 ranks, fsdp2, compiled": (2, {"distributed": FSDP2, **COMPILED}, {}),
     "gloo, 2 ranks, fsdp2, recomputed": (
         2,
         {"distributed": FSDP2, "optimizations": {"activation_checkpointing": "full"}},
@@ -112,6 +114,7 @@ CELLS: dict[str, Any] = {
         {},
     ),
     "mpi, 2 ranks, fsdp2": (2, {"distributed": {**FSDP2, "backend": "mpi"}}, {}),
+    "mpi, 2 ranks, compiled": (2, {"distributed": {"backend": "mpi"}, **COMPILED}, {}),
 }
 
 
