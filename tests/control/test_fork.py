@@ -16,6 +16,8 @@ from hpcdet.control.requests import fork
 from hpcdet.control.requests.replay import Replay
 from hpcdet.control.turn.controller import advance
 from hpcdet.errors import Unavailable, UsageError
+from hpcdet.policy import governed_metrics
+from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup
 from hpcdet.read.views import views
 from hpcdet.search import searcher_factory
 from hpcdet.search.api import codec, events
@@ -31,6 +33,7 @@ from hpcdet.store.trials.standing import latest_checkpoint, standing
 from hpcdet.units import Length
 from tests.commands import Cli, cli  # noqa: F401
 from tests.paper import World
+from tests.ruled import Ruled, forge
 
 RUNGS = (10, 20, 40)
 SEARCH: dict[str, Any] = {
@@ -326,3 +329,38 @@ def test_nothing_remains_of_a_fork_that_cannot_be_made(
     with pytest.raises(Unavailable, match="No space"):
         fork.fork(world.paths, {})
     assert [path.name for path in tmp_path.iterdir()] == [world.paths.id]
+
+
+def test_a_checkpoint_that_its_ledger_does_not_attest_begins_no_fork(
+    cli: Cli,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verb, "turn_until_somebody_works", lambda _: None)
+    policy = CompiledPolicy(
+        "p", 1, "sha256:0", (LayerGroup("all", ""),), (DataSource("a"),), ((1,),)
+    )
+    ruled = Ruled(cli.root / "ruled-7f3a", policy)
+    folder = ruled.attempt(policy, {"a": 4})
+    raw = dict(resolved_config.load(ruled.paths.config).raw)
+    raw["searcher"] = {**raw["searcher"], "constraints": governed_metrics.constraints(policy)}
+    ruled.paths.config.write_bytes(resolved_config.dump(raw))
+    method = searcher_factory.searcher(resolved_config.load(ruled.paths.config))
+    state = method.initial()
+    for event in (events.Start(), events.Report(1, Length("batches", 10), {"validation_loss": 1})):
+        ruled.built.decide("event", event=codec.encode_event(event))
+        state, actions = method.on_event(state, event)
+        for action in actions:
+            ruled.built.decide("action", action=codec.encode_action(action))
+    [item] = cli("fork", ruled.paths.id, "-o", "json").items
+    assert item["begins"] == {"1": "10 batches"}
+    there = sorted(cli.root.iterdir())
+    ledger = ruled.trial.paths.attempt(1).ledger
+    whole = ledger.read_bytes()
+    ledger.write_bytes(whole.replace(b'"a":4', b'"a":5', 1))
+    for options in ((), ("-n",)):
+        err = " ".join(cli("fork", ruled.paths.id, *options, code=9).err.split())
+        assert "G104: attempt 1, record " in err and "put the ledger back" in err
+    ledger.write_bytes(whole)
+    forge(folder, lambda said: said.update(rows={"a": 3}))
+    assert "G102" in cli("fork", ruled.paths.id, code=9).err
+    assert sorted(cli.root.iterdir()) == there

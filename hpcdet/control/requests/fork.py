@@ -9,7 +9,7 @@ the two experiments are independent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,7 @@ def fork(
         UsageError: the search was over by then, had not begun, or a trial has gone on since.
         ConfigError: the config cannot be read.
         IntegrityError: not all records of the search can be read.
+        GovernanceBroken: a checkpoint to go on from is not what its trial's ledgers say.
         Unavailable: it cannot be written.
     """
     every = chain.whole(source)
@@ -102,21 +103,26 @@ def fork(
             raise UsageError(what, where=source.id, hint="fork it at a later point")
     events = sum(line["kind"] == "event" for line in lines)
     found = Forked(source, events)
+
+    def begins() -> list[tuple[TrialPlan, Donation | None]]:
+        given = [(one, _begins(source, found, then, one)) for one in then.trials.plans.values()]
+        _refuse_broken(source, [donation for _, donation in given if donation])
+        return given
+
     if dry:
-        for plan in then.trials.plans.values():
-            _begins(source, found, then, plan)
+        begins()
         return found
 
     def fill(paths: ExperimentPaths) -> None:
         nonlocal found
         found = Forked(paths, events)
-        for plan in then.trials.plans.values():
-            given = _begins(source, found, then, plan)
+        for plan, donation in begins():
+            trial = paths.trial(plan.number)
             if plan.ended:
-                _link_all(source.trial(plan.number), paths.trial(plan.number))
-            elif given is not None:
-                parents.give(given, paths.trial(plan.number))
-                parents.give_ledgers(given, paths.trial(plan.number))
+                _link_all(source.trial(plan.number), trial)
+            elif donation is not None:
+                parents.give(donation, trial)
+                parents.give_ledgers(donation, trial)
         _write_records(source, found, lines, then)
         _write_best(source, paths, lines)
         asked = {**then.user.overrides, **changes}
@@ -206,6 +212,23 @@ def _goes_on(
     found.named[plan.number] = str(Parent(donor, at, f"../{source.id}"))
     found.going[plan.number] = at
     return given
+
+
+def _refuse_broken(source: ExperimentPaths, given: Iterable[Donation]) -> None:
+    """Refuse checkpoints of governed trials that no node would begin from.
+
+    Raises:
+        GovernanceBroken: one is not what the ledgers of its trial say.
+    """
+    if resolved_config.load(source.config).governance is None:
+        return
+    # most experiments have no policy
+    from hpcdet.read.governed.attested_trials import AttestedTrial, GovernedExperiment
+
+    experiment = GovernedExperiment(source)
+    for one in given:
+        if one.donor is not None:
+            AttestedTrial(experiment, one.donor).check(one.folder)
 
 
 def _link_all(old: TrialPaths, new: TrialPaths) -> None:
