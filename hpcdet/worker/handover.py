@@ -55,7 +55,7 @@ def hand_over(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> str:
             return f"the experiment is {turn.state}"
         if turn.held and not turn.blind and not (turn.lacking and submits):
             return said if turn.lacking else "others go on"
-        if not turn.held and lease.moved(paths, before):
+        if not turn.held and lease.attended(paths, before):
             return "another process decides"
     return said
 

@@ -73,7 +73,7 @@ def _is_followed(paths: ExperimentPaths, submission: int, before: _Held) -> bool
         if later > submission:
             posted = Submitted.read(paths.sentinel_submitted(later))
             if posted is not None and posted.job:
-                return lease.moved(paths, before)
+                return lease.attended(paths, before)
     return False
 
 

@@ -238,21 +238,65 @@ def test_one_whose_holder_has_just_died_is_woken_once_its_lease_is_over(
     tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch, lives: bool
 ) -> None:
     first, second = two(scheduler, tmp_path, monkeypatch)
-    other, one = second.holder(), first.holder()
-    advance(second.paths, other)
-    advance(first.paths, one)
-    scheduler.foreign = 4
-    later(second, other, 1)
-    later(first, one, 1)
-    assert scheduler.held["1"]
+    other, one = all_held(first, second)
+    if not lives:
+        foreign(monkeypatch, second, "worker")
     scheduler.foreign = 0
     began = second.clock.now
-    monkeypatch.setattr(lease, "moved", lambda *_: lives)
     commands.ask(first.paths, "cancel")
     later(first, one, 3)
     assert closed(first)[0] == "CANCELED"
     assert scheduler.held["1"] == lives, "its own holder sees to it, if it lives"
     assert (second.clock.now - began >= second.site.lease_ttl_s) == (not lives)
+    assert other.lease.verify() == lives, "a holder of this process loses nothing"
+
+
+@pytest.mark.parametrize("kind", ["submit", "worker"])
+def test_one_whose_holder_is_in_its_last_turn_is_woken_after_that(
+    tmp_path: Path, scheduler: Counting, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A ``submit`` that has found no room goes on submitting, beats, and leaves."""
+    first, second = two(scheduler, tmp_path, monkeypatch)
+    _, one = all_held(first, second)
+    foreign(monkeypatch, second, kind)
+    looks = 0
+
+    def pass_by(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        second.clock.now += seconds
+        beat = lease.Beat(str(looks), released=looks > 100)
+        files.replace(lease.beat_path(second.paths, 1), beat.encode())
+
+    monkeypatch.setattr(second.clock, "sleep", pass_by)
+    scheduler.foreign = 0
+    commands.ask(first.paths, "cancel")
+    later(first, one, 3)
+    assert closed(first)[0] == "CANCELED"
+    assert scheduler.held["1"] == (kind == "worker"), "which goes on making turns"
+    assert looks == (1 if kind == "worker" else 101)
+
+
+def all_held(first: World, second: World) -> tuple[Holder, Holder]:
+    """The holders of two experiments that have jobs which the limit keeps from starting."""
+    other, one = second.holder(), first.holder()
+    advance(second.paths, other)
+    advance(first.paths, one)
+    assert isinstance(second.scheduler, Counting)
+    second.scheduler.foreign = 4
+    later(second, other, 1)
+    later(first, one, 1)
+    assert second.scheduler.held["1"]
+    return other, one
+
+
+def foreign(monkeypatch: pytest.MonkeyPatch, world: World, kind: str) -> None:
+    """Make the first term that of another process."""
+    monkeypatch.setattr(lease, "_held", {})
+    path = world.paths.term(1)
+    term = lease.Term.read(path)
+    assert term is not None
+    files.replace(path, dataclasses.replace(term, kind=kind, pid=term.pid + 1).encode())
 
 
 def test_a_slow_turn_of_an_experiment_that_is_woken_costs_no_lease(

@@ -97,6 +97,41 @@ def test_a_holder_that_died_before_its_first_beat_is_waited_for_and_followed(
     assert one.term == 2
 
 
+def test_who_leaves_after_a_turn_attends_only_to_what_was_there_before_its_term(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, clock = ExperimentPaths(tmp_path), Clock()
+
+    def elsewhere(kind: str) -> Lease:
+        """A term of another process."""
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        made = Lease(paths, kind, TTL, clock)
+        assert made.try_acquire()
+        monkeypatch.undo()
+        lease._held.clear()
+        return made
+
+    assert not lease.attended(paths, None)
+    passing = elsewhere("submit")
+    assert lease.attended(paths, None), "its term is newer"
+    seen = lease.last(paths)
+    passing.beat()
+    assert not lease.attended(paths, seen), "it may have looked before"
+    passing.release()
+    assert not lease.attended(paths, None)
+    lasting = elsewhere("daemon")
+    seen = lease.last(paths)
+    assert not lease.attended(paths, seen), "it may be dead"
+    lasting.beat()
+    assert lease.attended(paths, seen)
+    lasting.release()
+    ours = Lease(paths, "wait", TTL, clock)
+    assert ours.try_acquire()
+    assert lease.attended(paths, lease.last(paths))
+    ours.release()
+    assert not lease.attended(paths, None)
+
+
 def test_terms_long_gone_are_removed_but_what_fences_somebody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,12 +215,17 @@ def _wake(
 def _last_turn(other: ExperimentPaths, its: Holder) -> Turn:
     """Turn the crank of an experiment that nobody may wake later.
 
-    Its holder may have died a moment ago: until it beats, or its lease is over, this one waits.
+    Its holder may have died a moment ago, or be in its own last turn: until that is over, or the
+    lease, this one waits.
     """
-    seen, until = lease.last(other), its.hands.clock() + its.lease.ttl_s + 2 * _LOOK_S
+    clock, patience_s = its.hands.clock, its.lease.ttl_s + 2 * _LOOK_S
+    first = seen = lease.last(other)
+    until, at_most = clock() + patience_s, clock() + _OTHERS_S
     turn = advance(other, its)
-    while not (turn.held or turn.closed or lease.moved(other, seen)):
-        if its.hands.clock() >= until:
+    while not (turn.held or turn.closed or lease.attended(other, first)):
+        if (now := lease.last(other)) != seen:
+            seen, until = now, min(clock() + patience_s, at_most)
+        if clock() >= until:
             break
         its.hands.sleep(_LOOK_S)
         turn = advance(other, its)

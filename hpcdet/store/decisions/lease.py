@@ -39,6 +39,10 @@ OLD_S = 24 * 3600.0
 """So long a term stays in any case: no cache of a network file system shows a listing as old."""
 AT_ONCE = 200
 """Terms that are removed in one call at most."""
+PASSING = frozenset({"command", "once", "script", "sentinel", "submit", "wake"})
+"""Kinds of holders that make a turn or a few and leave: they may not look again."""
+_held: dict[Path, int] = {}
+"""The terms of this process, by the folder of the experiment."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,7 @@ class Lease:
         if max(packed.numbers(self.paths.terms, ".json"), default=0) > number:
             return False  # the first look was at an old listing, of before it was removed
         self.term, self._beaten = number, started
+        _held[self.paths.root] = number
         self._write_beat()
         return True
 
@@ -183,6 +188,8 @@ class Lease:
             try:
                 self._write_beat(released=True)
             finally:
+                if _held.get(self.paths.root) == self.term:
+                    del _held[self.paths.root]
                 self.term = 0
 
     def _fenced(self) -> bool:
@@ -255,11 +262,20 @@ def last(paths: ExperimentPaths) -> tuple[Term, Beat | None] | None:
     return None
 
 
-def moved(paths: ExperimentPaths, seen: tuple[Term, Beat | None] | None) -> bool:
-    """True if another process holds the lease and has beaten since ``last`` returned ``seen``."""
+def attended(paths: ExperimentPaths, seen: tuple[Term, Beat | None] | None) -> bool:
+    """True if another holder lives that sees what was written before ``last`` returned ``seen``.
+
+    It makes further turns, and is one of this process or has beaten since; or its term is newer.
+    """
     now = last(paths)
-    if now is None or now == seen:
+    if now is None:
         return False
     term, beat = now
+    if beat is not None and beat.released:
+        return False
+    passes = term.kind in PASSING
+    if _held.get(paths.root) == term.number and not passes:
+        return True
     mine = (term.host, term.pid) == (socket.gethostname(), os.getpid())
-    return not mine and (beat is None or not beat.released)
+    newer = seen is None or term.number > seen[0].number
+    return not mine and now != seen and (newer or not passes)
