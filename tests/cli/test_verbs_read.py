@@ -365,7 +365,8 @@ def test_explain_shows_what_the_job_of_a_failed_attempt_printed(cli: Cli) -> Non
     built = Builder(cli.root / "mnist-1a2b")
     built.job()
     built.paths.job_log(1).mkdir()
-    (built.paths.job_log(1) / "0.log").write_text(f"{MISSING}\n")
+    (built.paths.job_log(1) / "123_0.log").write_text(f"{MISSING}\n")
+    (built.paths.job_log(1) / "123_1.log").write_text("another task's\n" * 30)
     attempt = built.trial().attempt()
     attempt.end("preempted")
     assert "module" not in cli("explain", "mnist").out

@@ -80,15 +80,16 @@ def _printed(gathered: Gathered, trial: int) -> Iterator[FindingView]:
     failed.
     """
     rows = views.attempts(gathered, trial)
-    by_number = [(row.worker.partition("-")[0], row.reason) for row in rows]
-    took = [(int(number), reason) for number, reason in by_number if number.isdecimal()]
-    failed = [number for number, reason in took if reason in ("user_error", "launch_failed")]
+    by_number = [(row.worker.partition("-")[0], row) for row in rows]
+    took = [(int(number), row) for number, row in by_number if number.isdecimal()]
+    failed = {n: row.job for n, row in took if row.reason in ("user_error", "launch_failed")}
     told = (line for line in reversed(gathered.decisions) if line["kind"] == "state")
     halted = next(told, {}).get("by") == "scheduler"
     newest = max(gathered.paths.submissions(), default=0)
     in_vain = halted and newest not in dict(took)
     number = newest if in_vain else max(failed, default=0)
-    if number and (said := logs.of_jobs(gathered.paths, number, 20)):
+    task = "" if in_vain else failed.get(number, "")
+    if number and (said := logs.of_jobs(gathered.paths, number, task, lines=20)):
         yield finding("failure", gathered.id, f"the job of submission {number} printed", "", said)
 
 

@@ -242,17 +242,21 @@ def _began(source: LogSource) -> str:
     return claim.at if claim else ""
 
 
-def of_jobs(paths: ExperimentPaths, submission: int = 0, lines: int = 10) -> list[str]:
+def of_jobs(
+    paths: ExperimentPaths, submission: int = 0, task: str = "", *, lines: int = 10
+) -> list[str]:
     """Return the last lines printed by a submission's batch scripts and workers.
 
     Args:
         submission: its number; 0: the newest one of which there is a log.
+        task: the scheduler's id of the one that is meant, if it has a log of its own.
     """
     for number in [submission] if submission else reversed(paths.submissions()):
         try:
             files = sorted(paths.job_log(number).iterdir())
         except (FileNotFoundError, NotADirectoryError):
             continue
+        files = [file for file in files if file.name == f"{task}.log"] or files
         sources = [LogSource(0, 0, LAUNCHER, file) for file in files if file.is_file()]
         # blank lines do not count
         ends = [source.tail(10 * lines, whole=True, carried=False) for source in sources]
