@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, HpcdetError
 from hpcdet.jobs.script import environment
 from hpcdet.jobs.script.render import OtherCommand, render
 from hpcdet.schedulers.common import variables
@@ -317,6 +318,35 @@ def test_a_wrong_template_is_named_with_its_line(tmp_path: Path, text: str, said
     with pytest.raises(ConfigError, match=said) as caught:
         script(slurm(templates=str(tmp_path)))
     assert caught.value.where in (f"{file}:3", "template slurm/worker.sbatch.j2")
+
+
+def test_a_template_is_compiled_once_for_many_scripts_and_again_once_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "slurm" / "worker.sbatch.j2"
+    file.parent.mkdir()
+    compiled: list[object] = []
+    real = jinja2.Environment._generate
+
+    def generate(self: jinja2.Environment, *args: Any, **named: Any) -> str:
+        compiled.append(args)
+        return real(self, *args, **named)
+
+    monkeypatch.setattr(jinja2.Environment, "_generate", generate)
+    site = slurm(templates=str(tmp_path), directives={})
+    for text in ("{{ job.name }}", "of {{ job.name }}", "{{ job.name }}"):
+        file.write_text(text)
+        told = text.replace("{{ job.name }}", INTENT.name)
+        assert [script(site) for _ in range(3)] == [told] * 3
+    assert len(compiled) == 2
+    # one that comes to lie before it is taken, and one that others may write is none
+    nearer = tmp_path / "nearer" / "slurm" / "worker.sbatch.j2"
+    nearer.parent.mkdir(parents=True)
+    nearer.write_text("nearer")
+    assert script(slurm(templates=str(tmp_path / "nearer"), directives={})) == "nearer"
+    file.chmod(0o666)
+    with pytest.raises(HpcdetError, match="may be changed by everybody"):
+        script(site)
 
 
 def test_variables_of_another_job_are_scrubbed_but_not_the_clusters() -> None:

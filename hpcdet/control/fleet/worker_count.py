@@ -80,8 +80,9 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
     try:
         for intent in pending:
             live += _settle(holder, intent, wanted - live, fresh=False)
+        exclude = _excluded(holder) if live < wanted else []
         while live < wanted:
-            new = _intend(holder, live, wanted - live, room)
+            new = _intend(holder, live, wanted - live, room, exclude)
             if new is None:
                 return
             live += _settle(holder, new, wanted - live, fresh=True)
@@ -227,7 +228,9 @@ def _open_intents(paths: ExperimentPaths, watch: Watch) -> Iterator[Intent]:
             yield intent
 
 
-def _intend(holder: Holder, live: int, missing: int, room: Room | None) -> Intent | None:
+def _intend(
+    holder: Holder, live: int, missing: int, room: Room | None, exclude: list[str]
+) -> Intent | None:
     """Decide on a new submission, as wide as the scheduler accepts, and as the site allows."""
     limits, able = holder.hands.site.limits, holder.hands.scheduler.capabilities()
     spared = capacity.spares(holder.resolved, holder.hands.site, missing)
@@ -258,7 +261,7 @@ def _intend(holder: Holder, live: int, missing: int, room: Room | None) -> Inten
         tasks=width,
         throttle=min(workers, at_once),
         term=holder.lease.term,
-        exclude=_excluded(holder),
+        exclude=exclude,
         script=str(holder.paths.script(number).relative_to(holder.paths.root)),
         hold=holder.hold,
         overrides=holder.decided.user.overrides,

@@ -8,15 +8,18 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import (
+    BytecodeCache,
     Environment,
     FileSystemLoader,
     StrictUndefined,
     TemplateError,
     TemplateNotFound,
 )
+from jinja2.bccache import Bucket
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hpcdet import shipped
@@ -51,6 +54,7 @@ def engine(path: list[Path]) -> ImmutableSandboxedEnvironment:
     """Jinja2 as all our templates are read: sandboxed, no undefined names, the ``sh`` filter."""
     jinja = ImmutableSandboxedEnvironment(
         loader=_Loader(path),
+        bytecode_cache=_COMPILED,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -59,6 +63,22 @@ def engine(path: list[Path]) -> ImmutableSandboxedEnvironment:
     )
     jinja.filters["sh"] = quote
     return jinja
+
+
+class _Compiled(BytecodeCache):
+    """The templates that this process has compiled, by file and text."""
+
+    def __init__(self) -> None:
+        self._codes: dict[tuple[str, str], CodeType | None] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        bucket.code = self._codes.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self._codes[bucket.key, bucket.checksum] = bucket.code
+
+
+_COMPILED = _Compiled()
 
 
 class _Loader(FileSystemLoader):
@@ -192,7 +212,9 @@ def request(
 
     def rendered(values: Directives) -> Directives:
         return {
-            name: jinja.from_string(value).render(size) if isinstance(value, str) else value
+            name: jinja.from_string(value).render(size)
+            if isinstance(value, str) and "{" in value
+            else value
             for name, value in values.items()
         }
 

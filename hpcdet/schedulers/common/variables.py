@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
+import re
 from collections.abc import Mapping
 
 from hpcdet.schedulers.common.backend import NamesFace
@@ -27,7 +29,12 @@ JOB = (
 
 
 def _is(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    return _any_of(patterns).match(name) is not None
+
+
+@functools.cache
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, patterns)))
 
 
 def job_variables(environ: Mapping[str, str], names: NamesFace) -> list[str]:
