@@ -8,7 +8,6 @@ import platform
 import socket
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ import hpcdet
 from hpcdet.jobs.create import likely_secrets, repository
 from hpcdet.jobs.create.repository import Repository
 from hpcdet.jobs.script import environment
+from hpcdet.process import installed_packages
 from hpcdet.site_files import load_site
 from hpcdet.store.config import numerics
 from hpcdet.store.fs import files
@@ -105,7 +105,7 @@ def origin_of(key: str, origins: Mapping[str, str]) -> str:
 
 def packages() -> dict[str, str]:
     """Name and version of every installed distribution."""
-    found = {d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]}
+    found = {name: version for name, version in installed_packages.installed() if name}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
