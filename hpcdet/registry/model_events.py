@@ -41,6 +41,8 @@ class ModelEvent(JsonRecord):
         text: of ``note``.
         add, rm: of ``label``.
         previous: digest of the event before; "" of the first one.
+        owner: of its file, who alone could have written it; it is no part of it, and "" of one that
+            has just been made.
     """
 
     number: int
@@ -55,10 +57,18 @@ class ModelEvent(JsonRecord):
     add: list[str] = field(default_factory=list)
     rm: list[str] = field(default_factory=list)
     previous: str = ""
+    owner: str = ""
 
     def sealed(self) -> dict[str, Any]:
         """Return the event as JSON with its own digest."""
-        return sealed_json.sealed({"schema": 1, **dataclasses.asdict(self)})
+        fields = dataclasses.asdict(self)
+        del fields["owner"]
+        return sealed_json.sealed({"schema": 1, **fields})
+
+    @property
+    def author(self) -> str:
+        """The user that it names, and whose file it is where that is another one's."""
+        return self.by if self.owner in ("", self.by) else f"{self.by} (a file of {self.owner})"
 
     @property
     def root(self) -> str:
@@ -101,7 +111,9 @@ def _read(model: Path, before: Sequence[ModelEvent]) -> ModelEvent | None:
     """Return the next event; None if there is none."""
     path = _path(model, len(before) + 1)
     try:
-        data = files.read(path)
+        with files.open_file(path) as file:
+            owner = trust.user(os.fstat(file.fileno()).st_uid)
+            data = files.bounded_read(file, path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     value = files.parse_json(data, path)
@@ -112,7 +124,7 @@ def _read(model: Path, before: Sequence[ModelEvent]) -> ModelEvent | None:
     ):
         raise IntegrityError("it is not what was written", where=str(path), hint=_BACKUP)
     try:
-        event = ModelEvent.decode(value)
+        event = dataclasses.replace(ModelEvent.decode(value), owner=owner)
     except ValueError as error:
         raise IntegrityError(str(error), where=str(path), hint=_BACKUP) from error
     previous = before[-1].root if before else ""

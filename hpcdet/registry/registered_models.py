@@ -183,7 +183,7 @@ def _after(model: RegisteredModel, event: ModelEvent) -> RegisteredModel:
     match event.kind:
         case "add":
             named = SemanticVersion.parse(event.semantic) if event.semantic else None
-            made = VersionStanding(number, event.record, event.at, event.by, named)
+            made = VersionStanding(number, event.record, event.at, event.author, named)
             return replace(model, versions={**model.versions, number: made})
         case "alias":
             return replace(model, aliases={**model.aliases, event.alias: number})
@@ -191,7 +191,7 @@ def _after(model: RegisteredModel, event: ModelEvent) -> RegisteredModel:
             left = {name: one for name, one in model.aliases.items() if name != event.alias}
             return replace(model, aliases=left)
         case "note":
-            note = Note(event.text, event.at, event.by, number)
+            note = Note(event.text, event.at, event.author, number)
             return replace(model, notes=(*model.notes, note))
         case "label":
             had = of.labels if of else model.labels

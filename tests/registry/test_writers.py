@@ -172,6 +172,20 @@ def shared() -> Iterator[Path]:
         yield registry
 
 
+def test_an_event_that_names_another_user_than_its_files_owner_says_so(
+    whole: Builder, shared: Path
+) -> None:
+    """Who may write events may put any name into them; whose file it is, the system says."""
+    added(shared, whole)
+    registry_changes.note(shared, reference("digits:1"), "the best of all")
+    [row] = version_views.newest(shared).items
+    named = row.by
+    os.chown(shared / "digits" / "events" / "000002.json", LEE, -1)
+    [row] = version_views.newest(shared).items
+    assert (row.by, row.notes[0].by) == (named, f"{named} (a file of user {LEE})")
+    assert check(version(shared)).state == "valid"
+
+
 def by(uid: int, group: int, work: object) -> int:
     """Do something as another user of a group; the exit code: 0, or 1 if it raised."""
     child = os.fork()
