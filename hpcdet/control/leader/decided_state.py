@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcdet.control.leader.decided_parts import JobsPart, SearcherPart, TrialsPart, UserPart
 from hpcdet.control.leader.trial_plan import TrialPlan
-from hpcdet.errors import HpcdetError
+from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.search.api import codec, events
 from hpcdet.search.api.codec import PART, PASSING
 from hpcdet.store.config import overrides
@@ -69,10 +69,23 @@ class Decided(codec.StateRecord):
         return found
 
     def take(self, line: Line) -> None:
-        """Add the next record. Kinds that this version does not know change nothing."""
+        """Add the next record. Kinds that this version does not know change nothing.
+
+        Raises:
+            IntegrityError: it is about a trial that no record before it made.
+        """
         handler = _HANDLERS.get(line["kind"])
-        if handler is not None:
+        if handler is None:
+            return
+        try:
             handler(self, line)
+        except KeyError as error:
+            trial = line.get("trial", line.get("event", {}).get("trial"))
+            if error.args != (trial,):
+                raise
+            what = f"a {line['kind']} of trial {trial} is recorded, and not that it was made"
+            hint = "put the records back from a backup"
+            raise IntegrityError(what, where="decisions", hint=hint) from error
 
     def hear(self, event: events.Event) -> None:
         """Add the record of an event to the state and pass the event to the searcher."""
