@@ -47,7 +47,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("serve", "interactive.serve", "A live view in the browser, through ssh."),
     ),
     "Observe": (
-        Verb("ls", "observe.observe", "List experiments."),
+        Verb("ls", "observe.list_verb", "List experiments."),
         Verb("status", "observe.observe", "One screen: state, trials, best value, health."),
         Verb("show", "observe.observe", "Everything known of an experiment, trial or attempt."),
         Verb("logs", "observe.logs", "What the ranks printed, across attempts."),
@@ -59,7 +59,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
             "schedule", "observe.schedule", "What a trial was trained with, its parents included."
         ),
         Verb("eff", "observe.eff", "Cores, memory and time: requested, used, and what to ask for."),
-        Verb("usage", "observe.usage", "Slot hours by user, project, account and month."),
+        Verb("usage", "weigh.usage", "Slot hours by user, project, account and month."),
         Verb("wait", "observe.follow", "Block until experiments end."),
         Verb("report", "observe.report", "Write an experiment into one HTML file."),
     ),

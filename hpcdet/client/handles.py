@@ -20,10 +20,10 @@ from hpcdet.read.experiment.gather import Gathered, Memory, gather
 from hpcdet.read.experiment.series import Axis
 from hpcdet.read.exports import checkpoint_process
 from hpcdet.read.views import brief, logs, measured, views
-from hpcdet.read.views.brief import ExperimentView
 from hpcdet.read.views.checkpoints import CheckpointView
+from hpcdet.read.views.list_rows import ExperimentView, TrialStatusView
 from hpcdet.read.views.logs import LogLine
-from hpcdet.read.views.trials import BestView, TrialStatusView
+from hpcdet.read.views.trials import BestView
 from hpcdet.read.views.views import StatusView
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import ExperimentState

@@ -24,6 +24,7 @@ from hpcdet.control.leader.leader import Holder
 from hpcdet.control.turn import controller
 from hpcdet.control.upkeep import accounting, store_copies
 from hpcdet.errors import HpcdetError, StillPending, UsageError
+from hpcdet.read import catalog
 from hpcdet.schedulers.common import processes
 from hpcdet.store.decisions import lease, wakeup
 from hpcdet.store.folder import home, log_streams
@@ -115,6 +116,7 @@ def _settle(paths: ExperimentPaths) -> None:
     """Do what is left to do once the experiment is over."""
     accounting.settle(paths)
     store_copies.settle(paths)
+    catalog.leave_row(paths)
 
 
 def interval(poll_min_s: float, lease_ttl_s: float) -> float:

@@ -23,6 +23,7 @@ from hpcdet.control.turn import controller
 from hpcdet.control.upkeep import store_copies
 from hpcdet.errors import HpcdetError, StillPending, Unavailable, UsageError
 from hpcdet.jobs.script import searcher_script as rendering
+from hpcdet.read import catalog
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.calls import lost_submissions, submission_rate
 from hpcdet.schedulers.common.base import Job, Scheduler, SubmissionRefused, TaskState
@@ -238,6 +239,7 @@ def run(paths: ExperimentPaths, number: int) -> int:
     if chain.is_stopped(number) or Closed.read(paths.closed) is not None:
         chain.cancel({number + 1})
         store_copies.settle(paths)
+        catalog.leave_row(paths)
     print(files.now(), f"searcher's job ends with {code}", flush=True)
     return code
 

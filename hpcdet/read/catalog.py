@@ -2,11 +2,14 @@
 
 A row is kept in the derived store of this host (``read.experiment.kept``) with how the files and
 folders looked that it was read from. Of an experiment that has ended those are few: its folder,
-its commands, and the folders of its trials' attempts.
+its commands, and the folders of its trials' attempts. The process that ended it has left its row
+in its folder, too (``read.left_row``), for hosts that know none. What makes rows is imported where
+one is to be made.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,15 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hpcdet.read import left_row
 from hpcdet.read.experiment import kept
-from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.lookup import find
-from hpcdet.read.views import brief
-from hpcdet.read.views.brief import ExperimentView
+from hpcdet.read.lookup.all_experiments import UNREADABLE
 from hpcdet.read.views.items import encode
-from hpcdet.store.folder import derived_store
+from hpcdet.read.views.list_rows import ExperimentView, age_s
+from hpcdet.store.folder import derived_store, trust
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.fs import packed
+from hpcdet.store.fs import files, freshness, packed, typed_fields
 
 Plain = dict[str, Any]
 
@@ -58,41 +61,93 @@ class Catalog:
         before: Plain = {}
         try:
             before = json.loads(data) if data is not None else {}
-            if before and _holds(paths, before):
-                known = before["row"]
-                age_s = brief.age_s(known["created"])
-                own = {"id": paths.id, "path": str(paths.root), "age_s": age_s}
-                return ExperimentView(**{**known, **own})
+            if before and kept.settled(before) and _looks_as(paths, before):
+                return _view(paths, before["row"])
         except kept.NOT_READABLE:
             before = {}
-        folders, records = _watched(paths)
-        seen = kept.sights(_placed(paths, folders), _placed(paths, records))
-        # of one that goes on, the row is soon asked for again: then only what is new is read
-        row = brief.brief(Gathered(paths, afresh=paths.closed.exists()))
-        value = {"folders": folders, "records": records, "seen": seen, "row": encode(row)}
-        del value["row"]["id"], value["row"]["path"]
-        self._store.put(self._home, paths.id, json.dumps(kept.dated(value, before, now)).encode())
+        left = _left(paths)
+        if left is not None:
+            value, row = left
+            value |= {"changed": now - freshness.TICK_S, "read": now}
+        else:
+            value = _look(paths)
+            row = _read(paths)
+            value = kept.dated({**value, "row": _plain(row)}, before, now)
+        self._store.put(self._home, paths.id, json.dumps(value).encode())
         return row
+
+
+def leave_row(paths: ExperimentPaths) -> None:
+    """Leave the row of an experiment that has ended in its folder. Best effort."""
+    with contextlib.suppress(*UNREADABLE):
+        if paths.rehearsal or not (trust.is_own(paths.root) and paths.closed.exists()):
+            return
+        files.make_folder(paths.row.parent)
+        value = _look(paths)
+        newest = max(value["seen"][::3])
+        if left_row.await_tick(paths, newest):
+            value = _look(paths)
+            if max(value["seen"][::3]) == newest:
+                left_row.write(paths, {**value, "row": _plain(_read(paths))})
 
 
 def appearance(paths: ExperimentPaths) -> str:
     """Return a text that is another one once anything has changed of what a row is read from."""
+    return hashlib.blake2b(repr(_look(paths)["seen"]).encode(), digest_size=16).hexdigest()
+
+
+def _read(paths: ExperimentPaths) -> ExperimentView:
+    from hpcdet.read.experiment.gather import Gathered
+    from hpcdet.read.views import brief
+
+    # of one that goes on, the row is soon asked for again: then only what is new is read
+    return brief.brief(Gathered(paths, afresh=paths.closed.exists()))
+
+
+_PASSING = ("id", "path", "age_s")
+"""Keys of a row that are told anew each time."""
+
+
+def _plain(row: ExperimentView) -> Plain:
+    found: Plain = encode(row)
+    return {key: value for key, value in found.items() if key not in _PASSING}
+
+
+def _view(paths: ExperimentPaths, row: Plain) -> ExperimentView:
+    own = {"id": paths.id, "path": str(paths.root), "age_s": age_s(row["created"])}
+    return ExperimentView(**{**row, **own})
+
+
+def _left(paths: ExperimentPaths) -> tuple[Plain, ExperimentView] | None:
+    """Return what was left in the experiment's folder, and the row; None if nothing holds."""
+    try:
+        owner = os.stat(paths.root).st_uid
+        value = left_row.recall(paths, owner)
+        if value is None or not _looks_as(paths, value):
+            return None
+        row = {**value["row"], "owner": trust.user(owner)}
+        typed_fields.refuse_others(ExperimentView, row, lenient=False)
+        return {**value, "row": row}, _view(paths, row)
+    except UNREADABLE:
+        return None
+
+
+def _look(paths: ExperimentPaths) -> Plain:
+    """Return the folders and records on which a row depends, and how they look."""
     folders, records = _watched(paths)
-    seen = kept.sights(_placed(paths, folders), _placed(paths, records))
-    return hashlib.blake2b(repr(seen).encode(), digest_size=16).hexdigest()
+    value: Plain = {"folders": folders, "records": records}
+    return {**value, "seen": _seen(paths, value)}
 
 
-def _holds(paths: ExperimentPaths, value: Plain) -> bool:
-    if not kept.settled(value):
-        return False
-    places = _placed(paths, value["folders"]), _placed(paths, value["records"])
-    same: bool = kept.sights(*places) == value["seen"]
-    return same
-
-
-def _placed(paths: ExperimentPaths, names: list[str]) -> list[str]:
+def _seen(paths: ExperimentPaths, value: Plain) -> kept.Sight:
     root = str(paths.root)
-    return [root + name for name in names]
+    folders = [root + name for name in value["folders"]]
+    return kept.sights(folders, [root + name for name in value["records"]])
+
+
+def _looks_as(paths: ExperimentPaths, value: Plain) -> bool:
+    same: bool = _seen(paths, value) == value["seen"]
+    return same
 
 
 def _watched(paths: ExperimentPaths) -> tuple[list[str], list[str]]:

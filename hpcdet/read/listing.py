@@ -6,19 +6,19 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcdet.errors import UsageError
 from hpcdet.read.catalog import Catalog
-from hpcdet.read.experiment import series
 from hpcdet.read.lookup.all_experiments import of_each
-from hpcdet.read.views import views
 from hpcdet.read.views.items import encode, text
-from hpcdet.read.views.trials import TrialStatusView
-from hpcdet.read.views.views import ExperimentView
+from hpcdet.read.views.list_rows import ExperimentView
 from hpcdet.store.folder.layout import ExperimentPaths
 
-Row = ExperimentView | TrialStatusView
+if TYPE_CHECKING:
+    from hpcdet.read.views.list_rows import TrialStatusView
+
+    Row = ExperimentView | TrialStatusView
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ def listed(
         UsageError: rows have no such key.
     """
     catalog = Catalog(root)
+    if trials:
+        from hpcdet.read.views import views  # much more than a list of experiments needs
 
     def rows_of(paths: ExperimentPaths) -> Sequence[Row]:
         row = catalog.row(paths)
@@ -105,6 +107,8 @@ def _sorted(rows: list[Row], by: str) -> list[Row]:
     Raises:
         UsageError: rows have no such key.
     """
+    from hpcdet.read.experiment import series
+
     key = by.removeprefix("-")
     items = [encode(row) for row in rows]
     if rows and key not in items[0]:

@@ -14,7 +14,7 @@ from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.read.lookup.all_experiments import UNREADABLE
 from hpcdet.read.views.items import encode
 from hpcdet.store.fs import files
-from hpcdet.store.fs.json_record import finite
+from hpcdet.store.fs.json_record import strict
 
 _STATUS = {2: 400, 3: 404, 4: 400, 5: 503, 9: 500}
 """HTTP's codes for the exit codes of errors."""
@@ -34,9 +34,8 @@ def envelope(
         verb: the name in the schema, as in ``ckpt.ls``.
         more: further keys of the envelope.
     """
-    plain = finite([encode(item) for item in items])
-    known = {"items": plain, "warnings": list(warnings), **more}
-    text = json.dumps(known, ensure_ascii=False, allow_nan=False)
+    known = {"items": [encode(item) for item in items], "warnings": list(warnings), **more}
+    text = strict(known)
     body = {"schema": f"hpcdet.{verb}/1", "generated_at": files.now()}
     return unchanged(request, text) or Response(
         json.dumps(body, ensure_ascii=False)[:-1] + ", " + text[1:],

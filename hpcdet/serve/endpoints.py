@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -22,15 +23,19 @@ from hpcdet.read.listing import Filters
 from hpcdet.read.lookup import all_experiments
 from hpcdet.read.usage import usage_table
 from hpcdet.read.views import logs, measured, views
-from hpcdet.read.views.brief import ExperimentView
 from hpcdet.read.views.items import keys
+from hpcdet.read.views.list_rows import ExperimentView
+from hpcdet.read.views.logs import LogLine
 from hpcdet.registry import version_views, versions_beside_trials
 from hpcdet.serve.answers import answered, envelope
 from hpcdet.serve.query_parameters import LONGEST, Query
 from hpcdet.serve.served_experiments import ServedExperiments
+from hpcdet.store.config import bounded_patterns
 from hpcdet.store.folder.records import TrialState
 
 _MOST_ROWS, _MOST_LINES, _MOST_POINTS = 10_000, 10_000, 100_000
+_LONGEST_LINE, _LONGEST_SEARCH_S = 4000, 5.0
+"""Characters of a line, and seconds, in which ``grep`` searches."""
 _TRIALS = 10**9
 _STATES = get_args(TrialState)
 
@@ -174,14 +179,14 @@ class Api:
         points = query.number("points", _MOST_POINTS, _MOST_POINTS)
 
         def rows(gathered: Gathered) -> list[Any]:
-            found = measured.metrics(
+            return measured.metrics(
                 gathered,
                 trial=_trial(gathered, query),
                 name=query.text("name", "*"),
                 group=query.text("group", "*"),
                 x=query.one_of("x", ("step", "epoch", "wall"), "step"),  # type: ignore[arg-type]
+                points=points,
             )
-            return _thinned(found, points)
 
         return self._answer(request, "metrics", rows)
 
@@ -202,7 +207,7 @@ class Api:
                 logs.read(source, since=query.text("after"), level=level, whole=False)
                 for source in chosen
             )
-            return list(deque((line for line in lines if pattern.search(line.text)), limit))
+            return list(deque(_searched(lines, pattern) if pattern.pattern else lines, limit))
 
         return self._answer(request, "logs", rows)
 
@@ -288,21 +293,19 @@ def _words(row: Any) -> str:
 
 def _pattern(text: str) -> re.Pattern[str]:
     try:
-        return re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError(f"not a regular expression: {error}", where="grep") from error
+        return re.compile(bounded_patterns.expression(text, _LONGEST_LINE))
+    except ValueError as error:
+        hint = "search for words, with one repeat between two of them at most: loss.*nan"
+        raise UsageError(str(error.args[0]), where="grep", hint=hint) from error
 
 
-def _thinned(rows: list[Any], points: int) -> list[Any]:
-    """Keep at most so many rows of each trial, group and name: evenly, with the first and last."""
-    if not points:
-        return []
-    series: dict[tuple[int, str, str], list[Any]] = defaultdict(list)
-    for row in rows:
-        series[row.trial, row.group, row.name].append(row)
-    kept: set[int] = set()
-    for one in series.values():
-        step = max(1.0, (len(one) - 1) / max(1, points - 1))
-        places = {round(place * step) for place in range(min(points, len(one)))}
-        kept |= {id(one[place]) for place in places if place < len(one)}
-    return [row for row in rows if id(row) in kept]
+def _searched(lines: Iterable[LogLine], pattern: re.Pattern[str]) -> Iterator[LogLine]:
+    """Yield the lines in which a pattern is found. Raises UsageError: that takes too long."""
+    until = time.monotonic() + _LONGEST_SEARCH_S
+    for line in lines:
+        if pattern.search(line.text, 0, _LONGEST_LINE):
+            yield line
+        if time.monotonic() > until:
+            hint = "search in fewer lines (trial, attempt, rank, after), or with hpcdet logs --grep"
+            what = f"the search took more than {_LONGEST_SEARCH_S:g} s"
+            raise UsageError(what, where="grep", hint=hint)

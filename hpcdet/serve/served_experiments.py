@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,24 @@ from hpcdet.store.folder.layout import ExperimentPaths
 _ID = re.compile(r"[A-Za-z0-9@][A-Za-z0-9._@-]*")
 _KEPT = 8
 """Experiments of which what was read stays in memory."""
+_TOGETHER_S = 1.0
+"""Requests that come within this time of a look, as those of one page, share it."""
+
+
+class _Look:
+    """What is known of one experiment: for one thread at a time."""
+
+    def __init__(self, paths: ExperimentPaths) -> None:
+        self.lock = threading.Lock()
+        self._memory = Memory(paths)
+        self._last: tuple[float, Gathered] | None = None
+
+    def now(self) -> Gathered:
+        """Return the contents of the folder as of now, or of the last look if that is recent."""
+        now = time.monotonic()
+        if self._last is None or now - self._last[0] > _TOGETHER_S:
+            self._last = now, self._memory.look()
+        return self._last[1]
 
 
 class ServedExperiments:
@@ -25,7 +44,7 @@ class ServedExperiments:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._kept: OrderedDict[ExperimentPaths, tuple[threading.Lock, Memory]] = OrderedDict()
+        self._kept: OrderedDict[ExperimentPaths, _Look] = OrderedDict()
         self._lock = threading.Lock()
 
     def experiments(self) -> list[ExperimentPaths]:
@@ -57,12 +76,12 @@ class ServedExperiments:
 
     @contextmanager
     def gathered(self, paths: ExperimentPaths) -> Iterator[Gathered]:
-        """Yield the contents of an experiment's folder as of now, to one thread at a time."""
+        """Yield the contents of an experiment's folder, a second old at most, to one thread."""
         with self._lock:
-            lock, memory = self._kept.get(paths) or (threading.Lock(), Memory(paths))
-            self._kept[paths] = lock, memory
+            look = self._kept.get(paths) or _Look(paths)
+            self._kept[paths] = look
             self._kept.move_to_end(paths)
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
-        with lock:
-            yield memory.look()
+        with look.lock:
+            yield look.now()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpcdet.control.upkeep import store_copies
 from hpcdet.errors import HpcdetError
+from hpcdet.read import catalog
 from hpcdet.schedulers import opening
 from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.config import overrides, resolved_config
@@ -69,6 +70,8 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
             crank.close()
             if crank.closed:
                 store_copies.settle(paths, lambda: bool(notices.heard()))
+                if not notices.heard():
+                    catalog.leave_row(paths)
             return code
         finally:
             crank.close()

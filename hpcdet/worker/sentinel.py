@@ -17,6 +17,7 @@ from hpcdet.control.messages import sender_process
 from hpcdet.control.turn.controller import Turn
 from hpcdet.control.upkeep import accounting, notify, store_copies
 from hpcdet.errors import ConfigError
+from hpcdet.read import catalog
 from hpcdet.site.models import SiteCapabilities
 from hpcdet.site_files.load_site import from_resolved
 from hpcdet.store.config import overrides
@@ -42,6 +43,7 @@ def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:
         if turn.closed:
             accounting.settle(paths)
             store_copies.settle(paths)
+            catalog.leave_row(paths)
             return None
         if turn.held and _is_quiet(turn, submission):
             return None

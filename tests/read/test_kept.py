@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import sqlite3
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
+from hpcdet.read import catalog, left_row
 from hpcdet.read.catalog import Catalog
 from hpcdet.read.experiment import digests, kept
 from hpcdet.read.experiment.gather import Gathered, Memory
@@ -28,8 +30,9 @@ from hpcdet.read.views.items import encode
 from hpcdet.read.views.views import ExperimentView
 from hpcdet.store.folder import derived_store, private_folders
 from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Reopened
 from hpcdet.store.fs import freshness, journal
-from tests.builders import Builder, sweep
+from tests.builders import Builder, at, put, sweep
 from tests.commands import Cli
 from tests.read.plays import STEPS, Play
 
@@ -429,3 +432,156 @@ def test_a_copy_under_another_name_has_a_row_of_its_own(swept: Path) -> None:
     rows, _ = listed(swept)
     other = replace(row, id="digits-8000", path=str(swept / "digits-8000"))
     assert sorted(rows, key=lambda one: one.id) == [row, other]
+
+
+# -- rows left in folders ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Builder:
+    built = Builder(tmp_path / "root" / "ended-0001")
+    attempt = built.trial(hidden=1).attempt()
+    attempt.metrics("validation", 100, validation_loss=0.5)
+    attempt.end("completed")
+    built.decide("state", state="COMPLETED", why="", by="")
+    built.close()
+    return built
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of experiments whose records were read for a row."""
+    found: list[str] = []
+    one = brief.brief
+    monkeypatch.setattr(brief, "brief", lambda source: found.append(source.id) or one(source))
+    return found
+
+
+def on_another_host(monkeypatch: pytest.MonkeyPatch, folder: Path, root: Path) -> ExperimentView:
+    """Return the row of a root's only experiment as a host lists it that knows nothing of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    derived_store.reopened()
+    [row], warnings = listed(root)
+    assert not warnings
+    return row
+
+
+def test_the_row_of_an_ended_experiment_is_read_from_its_folder(
+    ended: Builder, read: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = ended.paths.root.parent
+    truth = brief.brief(Gathered(ended.paths, afresh=True))
+    catalog.leave_row(ended.paths)
+    assert ended.paths.row.stat().st_mode & 0o077 == 0
+    read.clear()
+    assert on_another_host(monkeypatch, tmp_path / "one", root) == truth
+    assert read == []
+    listed(root)
+    assert read == [], "it is kept on the host as well"
+    ended.paths.row.unlink()
+    assert on_another_host(monkeypatch, tmp_path / "two", root) == truth
+    assert read == [ended.paths.id]
+
+
+def test_a_row_is_made_after_the_clock_of_files_has_moved_on(
+    ended: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = time.time() + HOUR_S
+    os.utime(ended.paths.provenance, (ahead, ahead))
+    monkeypatch.setattr(freshness, "TICK_S", 0.05)
+    catalog.leave_row(ended.paths)
+    assert [*ended.paths.row.parent.iterdir()] == [], "a change now would have an older time"
+    catalog.leave_row(ExperimentPaths(ended.paths.root / "nothing"))  # best effort
+    os.utime(ended.paths.provenance, (1, 1))
+    catalog.leave_row(ended.paths)
+    assert [*ended.paths.row.parent.iterdir()] == [ended.paths.row]
+
+
+def test_a_row_is_left_of_what_has_ended_alone(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "alive-0001")
+    built.trial().attempt()
+    catalog.leave_row(built.paths)
+    assert not built.paths.row.parent.exists()
+
+
+CHANGES: dict[str, Any] = {
+    "tagged": lambda built: built.command("tag", add=["paper"]),
+    "renamed in place": lambda built: built.paths.config.write_text(
+        built.paths.config.read_text().replace("ended", "other"), "utf-8"
+    ),
+    "reopened": lambda built: put(built.paths.reopened(1), Reopened(1, "ada", at(9))),
+    "an attempt": lambda built: built.paths.trial(1).attempt(2).root.mkdir(),
+    "a trial": lambda built: built.trial(),
+    "its end": lambda built: built.paths.closed.write_text('{"state": "ERROR", "why": "no"}'),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_row_that_was_left_before_a_change_is_not_used(
+    ended: Builder,
+    read: list[str],
+    change: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    catalog.leave_row(ended.paths)
+    change(ended)  # within the same second
+    read.clear()
+    row = on_another_host(monkeypatch, tmp_path / "one", ended.paths.root.parent)
+    assert read == [ended.paths.id]
+    assert row == brief.brief(Gathered(ended.paths, afresh=True))
+
+
+HOSTILE: dict[str, Any] = {
+    "no json": lambda path, value: path.write_bytes(b"\x00[" * 1000),
+    "deep": lambda path, value: path.write_text("[" * 50_000),
+    "large": lambda path, value: path.write_text(" " * (1 << 20)),
+    "another form": lambda path, value: write(path, {**value, "form": left_row.FORM + 1}),
+    "no row": lambda path, value: write(path, {**value, "row": 3}),
+    "a key less": lambda path, value: write(path, {**value, "row": {"name": "x"}}),
+    "a key more": lambda path, value: write(path, {**value, "row": {**value["row"], "x": 1}}),
+    "another type": lambda path, value: write(
+        path, {**value, "row": {**value["row"], "labels": "a"}}
+    ),
+    "no time": lambda path, value: write(path, {**value, "row": {**value["row"], "created": "x"}}),
+    "a file elsewhere": lambda path, value: write(
+        path, {**value, "records": [*value["records"], "/../../../../etc/hostname"]}
+    ),
+    "a link": lambda path, value: (path.rename(path.parent / "a"), path.symlink_to("a")),
+    "a pipe": lambda path, value: (path.unlink(), os.mkfifo(path)),
+    "writable by others": lambda path, value: path.chmod(0o666),
+}
+
+
+def write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize("spoil", HOSTILE.values(), ids=HOSTILE)
+def test_a_row_that_may_not_be_used_is_left_aside(
+    ended: Builder,
+    read: list[str],
+    spoil: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    catalog.leave_row(ended.paths)
+    spoil(ended.paths.row, json.loads(ended.paths.row.read_text()))
+    read.clear()
+    row = on_another_host(monkeypatch, tmp_path / "one", ended.paths.root.parent)
+    assert read == [ended.paths.id]
+    assert row == brief.brief(Gathered(ended.paths, afresh=True))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_row_of_another_user_s_is_not_used_and_says_no_owner(
+    ended: Builder, read: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog.leave_row(ended.paths)
+    os.chown(ended.paths.row, 65534, 65534)
+    read.clear()
+    row = on_another_host(monkeypatch, tmp_path / "one", ended.paths.root.parent)
+    assert read == [ended.paths.id] and row.owner != "nobody"
+    os.chown(ended.paths.root, 65534, 65534)
+    row = on_another_host(monkeypatch, tmp_path / "two", ended.paths.root.parent)
+    assert row.owner == "nobody", "who owns the folder, whatever the row says"

@@ -110,6 +110,8 @@ def test_what_the_client_has_is_not_sent_again(served: Served) -> None:
         ("experiments/digits-7f3a/metrics?trial=-1", 400, "no whole number"),
         ("experiments/digits-7f3a/metrics?x=miles", 400, "step, epoch, wall"),
         ("experiments/digits-7f3a/logs?grep=(", 400, "regular expression"),
+        ("experiments/digits-7f3a/logs?grep=(a%2B)%2B$", 400, "in so many ways"),
+        ("experiments/digits-7f3a/logs?grep=.*a.*b.*c", 400, "one repeat between two"),
         ("experiments?limit=99999999999999999999", 400, "no whole number"),
         ("experiments?sort=height", 400, "no such key"),
         ("experiments?q=" + "x" * 1001, 400, "more than 1000"),

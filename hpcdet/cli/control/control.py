@@ -12,7 +12,7 @@ from hpcdet.cli.frame.ids import id_argument, ids_argument
 from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import confirm, settings
 from hpcdet.cli.observe import follow
-from hpcdet.cli.observe.observe import STATES
+from hpcdet.cli.observe.list_verb import STATES
 from hpcdet.cli.request.send_commands import Look, Wish, ask_each, state_of, wrong_state
 from hpcdet.control.requests import commands
 from hpcdet.errors import HpcdetError, UsageError

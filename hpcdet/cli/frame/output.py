@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import functools
 import itertools
-import json
 import shutil
 import sys
 import textwrap
@@ -25,7 +24,7 @@ from hpcdet.errors import UsageError
 from hpcdet.read.lookup.escapes import escaped, inert
 from hpcdet.read.views.items import encode, keys, text
 from hpcdet.store.fs import files
-from hpcdet.store.fs.json_record import finite
+from hpcdet.store.fs.json_record import strict
 
 FORMATS = ("table", "wide", "json", "jsonl", "csv", "id")
 
@@ -218,7 +217,7 @@ def _folded(columns: Sequence[Column], line: list[str], widths: list[int]) -> st
 
 def _json(value: Any, indent: int | None = None) -> str:
     """Encode strict JSON: NaN and infinities are strings, as in the journals."""
-    return escaped(json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False))
+    return escaped(strict(value, indent=indent))
 
 
 def _cell(value: Any) -> Any:

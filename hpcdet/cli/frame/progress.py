@@ -18,7 +18,7 @@ from hpcdet.read.experiment.states import ENDED
 from hpcdet.read.lookup.escapes import escaped
 from hpcdet.read.views import describe
 from hpcdet.read.views.items import text
-from hpcdet.read.views.trials import TrialStatusView
+from hpcdet.read.views.list_rows import TrialStatusView
 from hpcdet.read.views.views import StatusView
 
 _MANY = 16

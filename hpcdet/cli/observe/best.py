@@ -13,7 +13,8 @@ from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.observe import trial_table
 from hpcdet.read.views import describe, views
-from hpcdet.read.views.trials import BestView, LastCheckpointView, RankedView
+from hpcdet.read.views.list_rows import LastCheckpointView
+from hpcdet.read.views.trials import BestView, RankedView
 from hpcdet.read.views.views import StatusView
 from hpcdet.store.folder.records import TrialState
 

@@ -1,4 +1,4 @@
-"""``ls``, ``status`` and ``show``: the state of experiments."""
+"""``status`` and ``show``: the state of experiments."""
 
 from __future__ import annotations
 
@@ -15,77 +15,20 @@ from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.ids import called, id_argument, ids_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
-from hpcdet.cli.frame.times import moment
 from hpcdet.cli.observe import follow, trial_table
 from hpcdet.errors import Unsuccessful
 from hpcdet.read.catalog import Catalog
 from hpcdet.read.experiment.gather import Memory
-from hpcdet.read.listing import Filters, listed
 from hpcdet.read.lookup import find
 from hpcdet.read.lookup.all_experiments import of_each
 from hpcdet.read.lookup.escapes import escaped
 from hpcdet.read.views import describe, views
 from hpcdet.read.views.items import encode, typed
-from hpcdet.read.views.trials import TrialStatusView
-from hpcdet.read.views.views import ExperimentView, ShowView, StatusView
+from hpcdet.read.views.views import ShowView, StatusView
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import TrialState
 
 STATES = get_args(TrialState)
-
-
-@click.command("ls", short_help="List experiments.")
-@click.option("--state", multiple=True, type=click.Choice(STATES, case_sensitive=False))
-@click.option("--tag", multiple=True, help="Only with this label (repeat: with all of them).")
-@click.option("--since", default="", metavar="AGE|TIME", help="Made since, as 7d, 12h or a date.")
-@click.option("--user", multiple=True, metavar="USER", help="Only those of USER (repeat for more).")
-@click.option("--project", multiple=True, metavar="NAME", help="Only those of this project.")
-@click.option("--trials", is_flag=True, help="Their trials instead; --state is that of a trial.")
-@click.option("--sort", default="", metavar="[-]KEY", help="By a key of -o json; -KEY: downwards.")
-@click.option("--limit", type=click.IntRange(min=1), help="The newest N; with --sort, the first.")
-@output("ls", ExperimentView, TrialStatusView)
-def ls_command(
-    out: Output,
-    state: Sequence[str],
-    tag: Sequence[str],
-    since: str,
-    user: Sequence[str],
-    project: Sequence[str],
-    trials: bool,
-    sort: str,
-    limit: int | None,
-) -> None:
-    """List experiments, oldest first, or their trials.
-
-    \b
-    Examples: hpcdet ls --state RUNNING --since 7d
-              hpcdet ls --project vision --sort best
-              hpcdet ls --tag paper --trials --sort best --limit 5
-    """
-    oldest = moment(since) if since else ""
-    filters = Filters(state, tag, user, project, oldest)
-    rows, warnings = listed(settings().root, filters, trials=trials, sort=sort, limit=limit)
-    empty = f"no {'trials' if trials else 'experiments'} in {settings().root}"
-    out.emit(rows, trial_table.LS_TRIALS if trials else LS, warnings=warnings, empty=empty)
-
-
-LS = (
-    Column("ID", "id"),
-    Column("STATE", "state", cut=False),
-    Column("TRIALS", lambda row: f"{row.done}/{row.trials}", right=True),
-    Column("DONE", lambda row: f"{row.progress:.0%}", right=True),
-    Column("BEST", "best", right=True),
-    Column("METRIC", "metric"),
-    Column("AGE", lambda row: units.duration(row.age_s, 1), right=True, cut=False),
-    Column("LABELS", "labels", sparse=True),
-    Column("PROJECT", "project", wide=True),
-    Column("NAME", "name", wide=True),
-    Column("CREATED", text_format.time_of("created"), cut=False, wide=True),
-    Column("USER", "user", wide=True),
-    Column("OWNER", "owner", wide=True),
-    Column("DESCRIPTION", "description", wide=True),
-    Column("PATH", "path", wide=True),
-)
 
 
 _NEWEST, _TRIALS = 10, 20

@@ -11,7 +11,7 @@ from typing import Any
 from hpcdet.cli.frame.output import Column
 from hpcdet.read.experiment import series
 from hpcdet.read.views import describe
-from hpcdet.read.views.trials import TrialStatusView
+from hpcdet.read.views.list_rows import TrialStatusView
 from hpcdet.read.views.views import StatusView
 
 _TRIAL = (

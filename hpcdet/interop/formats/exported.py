@@ -15,7 +15,8 @@ from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 from hpcdet.read.views import checkpoints, views
 from hpcdet.read.views.checkpoints import CheckpointView
-from hpcdet.read.views.trials import AttemptView, TrialStatusView
+from hpcdet.read.views.list_rows import TrialStatusView
+from hpcdet.read.views.trials import AttemptView
 from hpcdet.read.views.views import StatusView
 
 Each = TypeVar("Each")

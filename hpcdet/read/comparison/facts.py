@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 from hpcdet.read.experiment import changes, series
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.lookup.find import Reference
-from hpcdet.read.views.trials import FingerprintView, TrialStatusView, fingerprints
+from hpcdet.read.views.list_rows import TrialStatusView
+from hpcdet.read.views.trials import FingerprintView, fingerprints
 from hpcdet.read.views.views import status
 
 What = Literal["metric", "data", "hyperparameters", "code", "libraries", "config", "resources"]

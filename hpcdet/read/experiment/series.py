@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -46,16 +47,19 @@ def metrics(
     return [
         row
         for each in gather(source).chosen(trial)
-        for row in of_trial(each, measured=timing.wanted(group))
-        if (superseded or not row["superseded"])
-        and fnmatchcase(row["name"], name)
-        and fnmatchcase(row["group"], group)
+        for row in of_trial(each, measured=timing.wanted(group), name=name, group=group)
+        if superseded or not row["superseded"]
     ]
 
 
-def of_trial(trial: GatheredTrial, *, measured: bool = False) -> list[Row]:
-    """Return all rows of a trial; with ``measured`` also those of ``timing`` and ``system``."""
-    rows = list(_written(trial, measured))
+def of_trial(
+    trial: GatheredTrial, *, measured: bool = False, name: str = "*", group: str = "*"
+) -> list[Row]:
+    """Return rows of a trial; with ``measured`` also those of ``timing`` and ``system``."""
+    wanted = functools.cache(
+        lambda of, called: fnmatchcase(called, name) and fnmatchcase(of, group)
+    )
+    rows = [row for row in _written(trial, measured) if wanted(row["group"], row["name"])]
     line = trial.lineage
     counts = (i for i, row in enumerate(rows) if line.has(row["step"], row["attempt"]))
     last = {(rows[i]["group"], rows[i]["step"], rows[i]["name"]): i for i in counts}

@@ -13,7 +13,8 @@ from hpcdet.read.explanation.finding_view import Commands, FindingView, finding
 from hpcdet.read.lookup import lineage
 from hpcdet.read.views import describe, logs, timeline, views
 from hpcdet.read.views.items import text
-from hpcdet.read.views.trials import AttemptView, TrialStatusView, seconds
+from hpcdet.read.views.list_rows import TrialStatusView
+from hpcdet.read.views.trials import AttemptView, seconds
 
 _WORDS = {
     "oom": "it ran out of memory; ask for more by resources.memory_per_slot",

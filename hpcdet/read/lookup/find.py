@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.errors import HpcdetError, NotFound, Unavailable
-from hpcdet.schedulers import opening
 from hpcdet.store.folder import home, scratch, trust
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
@@ -141,6 +140,8 @@ def _experiment(name: str, root: Path) -> ExperimentPaths:
         return exact
     fits = experiments(root, name)
     if not fits:
+        from hpcdet.schedulers import opening  # hardly anybody names a job
+
         known = [one.names for one in opening.every() if one.names.reads(name)]
         fits = [
             paths

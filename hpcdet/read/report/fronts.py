@@ -10,7 +10,8 @@ from hpcdet.goals import Objective, finite
 from hpcdet.read.experiment import standings
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.report.scale import Axes, number, scale
-from hpcdet.read.views.trials import ComparisonView, comparison
+from hpcdet.read.views.list_rows import ComparisonView
+from hpcdet.read.views.trials import comparison
 from hpcdet.store.config.sections.searcher_keys import Searcher
 
 FRAME = LEFT, TOP, RIGHT, BOTTOM = (72, 12, 616, 276)

@@ -14,7 +14,7 @@ from typing import Any
 from hpcdet.errors import ConfigError
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.experiment.series import number
-from hpcdet.read.views.trials import TrialStatusView
+from hpcdet.read.views.list_rows import TrialStatusView
 from hpcdet.search.samplers import optuna_samplers
 from hpcdet.space.domains import Const
 from hpcdet.space.errors import SpaceError, dotted

@@ -1,61 +1,16 @@
-"""An experiment as a row in a list."""
+"""What an experiment's row in a list says, from its files."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from hpcdet.read.experiment import changes, standings, states
 from hpcdet.read.experiment.digests import digests
 from hpcdet.read.experiment.gather import Gathered, gather
-from hpcdet.read.views.trials import TrialStatusView, best_trial, compared, leader, seconds
+from hpcdet.read.views.list_rows import ExperimentView, TrialStatusView, age_s
+from hpcdet.read.views.trials import best_trial, compared, leader
 from hpcdet.store.folder import trust
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import ExperimentState
-
-
-@dataclass(frozen=True)
-class ExperimentView:
-    """An experiment in a list."""
-
-    id: str
-    """Its id: the name of its folder."""
-    name: str
-    """Its name."""
-    description: str
-    """Its description; "" without one."""
-    state: ExperimentState
-    """Its state."""
-    why: str
-    """The reason of its state; "" if none is recorded."""
-    trials: int
-    """Number of trials made."""
-    done: int
-    """Of these, ended."""
-    progress: float
-    """How much of all training the config allows is done, from 0 to 1; trials that were stopped
-    early count as trained in full, and an experiment that has ended well is done."""
-    metric: str
-    """The metric that it looks at: the first objective."""
-    best: Any
-    """The best value of that, with constraints of a feasible trial; null before any has one."""
-    best_trial: int | None
-    """The trial that has it; null without one."""
-    created: str
-    """When it was made."""
-    age_s: float = field(compare=False)
-    """Seconds since then."""
-    project: str
-    """``workspace/project``; "" without one."""
-    user: str
-    """Who made it."""
-    owner: str
-    """The user that its folder belongs to."""
-    labels: list[str]
-    """Its labels."""
-    path: str
-    """Its folder."""
 
 
 def brief(source: ExperimentPaths | Gathered) -> ExperimentView:
@@ -101,11 +56,6 @@ def user(gathered: Gathered) -> str:
 def owner(gathered: Gathered) -> str:
     """Return the user that the folder of an experiment belongs to."""
     return trust.user(gathered.paths.root.stat().st_uid)
-
-
-def age_s(made: str) -> float:
-    """Return the seconds since an experiment was made."""
-    return seconds(made, "") or 0.0
 
 
 def _progress(gathered: Gathered, rows: list[TrialStatusView]) -> float:

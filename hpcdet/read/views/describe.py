@@ -9,7 +9,7 @@ from hpcdet import units
 from hpcdet.read.experiment.states import ENDED
 from hpcdet.read.usage.costs import SpentView
 from hpcdet.read.views.items import text
-from hpcdet.read.views.trials import TrialStatusView
+from hpcdet.read.views.list_rows import TrialStatusView
 from hpcdet.read.views.views import StatusView
 from hpcdet.store.folder.names import slug
 

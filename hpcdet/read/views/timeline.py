@@ -45,7 +45,7 @@ def events(source: ExperimentPaths | Gathered, trial: int = 0) -> list[EventView
     found = [
         *_submissions(gathered),
         *_workers(gathered),
-        *_attempts(gathered),
+        *_attempts(gathered, trial),
         *_decisions(gathered),
         *_commands(gathered),
     ]
@@ -99,9 +99,9 @@ def passed_over(gathered: Gathered, trial: int) -> Line | None:
     return None
 
 
-def _attempts(gathered: Gathered) -> Iterator[EventView]:
-    for trial in gathered.trials:
-        for attempt in trial.attempts:
+def _attempts(gathered: Gathered, trial: int) -> Iterator[EventView]:
+    for each in gathered.chosen(trial):
+        for attempt in each.attempts:
             yield from _attempt(attempt)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -12,27 +12,10 @@ from hpcdet.read.experiment import series, standings, states
 from hpcdet.read.experiment.digests import TrialDigest, digests
 from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, gather
 from hpcdet.read.experiment.standings import Standings
-from hpcdet.read.views.items import OPTIONAL, ViewPart
+from hpcdet.read.views.list_rows import ComparisonView, LastCheckpointView, TrialStatusView
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Reason, TrialState
+from hpcdet.store.folder.records import Reason
 from hpcdet.store.fs import files, packed
-from hpcdet.units import Length
-
-
-@dataclass(frozen=True)
-class ComparisonView(ViewPart):
-    """A trial beside the others, of a search with constraints or several objectives."""
-
-    feasible: bool | None
-    """True if it keeps all constraints; null without constraints, or if that is not known."""
-    violation: float | None
-    """How far it is from that, 0 if it does; null likewise."""
-    objectives: dict[str, Any]
-    """Value of each objective in the report by which it is compared."""
-    constraints: dict[str, Any]
-    """Value of each constrained metric in that report."""
-    on_front: bool
-    """True if no feasible trial is better in all objectives."""
 
 
 @dataclass(frozen=True)
@@ -57,66 +40,6 @@ class RankedView:
     """Batches trained at the report by which it is compared."""
     compared: ComparisonView
     """Its values."""
-
-
-@dataclass(frozen=True)
-class LastCheckpointView:
-    """The newest checkpoint of a trial."""
-
-    name: str
-    """The name of its folder."""
-    step: int
-    """Batches the trial had trained."""
-    time: str
-    """When it was saved."""
-
-
-@dataclass(frozen=True)
-class TrialStatusView:
-    """A trial."""
-
-    id: str
-    """``ID/3``: the experiment's id and the trial's number."""
-    trial: int
-    """Its number, from 1."""
-    state: TrialState
-    """Its state."""
-    steps: int
-    """Batches trained."""
-    best: Any
-    """The best value of the first objective in a report that keeps the constraints; null without
-    one."""
-    best_step: int | None
-    """Batches trained at that report."""
-    restarts: int
-    """Attempts after one that was cut short: preempted, lost, an error, ..."""
-    promotions: int
-    """Times the search let it go on after a pause, or when it had come to its target."""
-    failures: int
-    """Attempts that ended by an error of the code."""
-    attempts: int
-    """Number of attempts."""
-    why: str
-    """The reason of its state; "" if none is recorded."""
-    until: Length | None
-    """The length at which it is to end; null: as long as the code says."""
-    hyperparameters: dict[str, Any]
-    """Its hyperparameters, nested as in the config."""
-    seed: int | None
-    """Its seed; null if it is not known, of an imported experiment."""
-    parent: str
-    """The trial that it began from, as ``3@400 batches``; "" if it began from nothing."""
-    origin: dict[str, Any]
-    """The checkpoint that it began from: ``checkpoint``, ``root``, ``name``, ``digest``,
-    ``units``; empty without one."""
-    last_checkpoint: LastCheckpointView | None
-    """Its newest checkpoint; null without one."""
-    start: str
-    """Start of its first attempt; "" before it."""
-    end: str
-    """End of its newest attempt; "" while it runs, or before it."""
-    compared: ComparisonView | None = field(default=None, metadata=OPTIONAL)
-    """Only with constraints or several objectives."""
 
 
 @dataclass(frozen=True)

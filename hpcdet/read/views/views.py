@@ -16,16 +16,16 @@ from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.experiment.series import metrics
 from hpcdet.read.usage import costs
 from hpcdet.read.usage.costs import AllocationView, SpentView
-from hpcdet.read.views.brief import ExperimentView, brief, created, owner, project, user
+from hpcdet.read.views.brief import brief, created, owner, project, user
 from hpcdet.read.views.checkpoints import CheckpointView, checkpoints, purged
 from hpcdet.read.views.items import OPTIONAL
+from hpcdet.read.views.list_rows import ExperimentView, TrialStatusView
 from hpcdet.read.views.timeline import events
 from hpcdet.read.views.trials import (
     AttemptView,
     BestView,
     FingerprintView,
     RankedView,
-    TrialStatusView,
     attempts,
     best_trial,
     compared,

@@ -1,4 +1,4 @@
-"""Regular expressions of people: those that may take long on some name are refused.
+"""Regular expressions of people: those that may take long on some text are refused.
 
 Python's ``re`` tries all ways in which an expression can fit a text. How many these are at most
 follows from the expression alone: alternatives add up, what stands one behind the other
@@ -47,11 +47,14 @@ class _Ways:
         return _Ways(self.choices + other.choices, max(self.wide, other.wide))
 
 
-def expression(text: str) -> str:
+def expression(text: str, longest: int = _LONGEST) -> str:
     """Return a regular expression as it is given.
 
+    Args:
+        longest: characters of the texts in which it is searched for, at least ``_LONGEST``.
+
     Raises:
-        ValueError: it is none, or may take long on some name; with a hint as second argument.
+        ValueError: it is none, or may take long on some text; with a hint as second argument.
     """
     try:
         tree = _parser.parse(text)
@@ -61,9 +64,9 @@ def expression(text: str) -> str:
         hint = r"one for names that begin with body. is '^body\.'"
         raise ValueError(f"it is no regular expression: {error}", hint) from None
     anchored = bool(len(tree)) and str(tree[0][1]) in _BEGINNINGS
-    ends = min(ways.wide + (not anchored), _LONGEST // 2)
-    if ways.choices * math.comb(_LONGEST, ends) > _MOST:
-        what = "it has repeats that fit a name in so many ways that trying them may take for ever"
+    ends = min(ways.wide + (not anchored), longest // 2)
+    if math.comb(longest, ends) > _MOST / ways.choices:
+        what = "it has repeats that fit a text in so many ways that trying them may take for ever"
         raise ValueError(what, _HINT)
     return text
 

@@ -333,6 +333,11 @@ class ExperimentPaths:
     def report(self) -> Path:
         return self.root / "report.html"
 
+    @property
+    def row(self) -> Path:
+        """The row of an ended experiment in lists (``read.left_row``); derived."""
+        return self.root / "derived" / "row.json"
+
     def trial(self, number: int) -> TrialPaths:
         return self._trial(number, self.split)
 

@@ -7,6 +7,7 @@ another version of hpcdet stays readable.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -88,6 +89,14 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(each) for each in value]
     return number(value) if isinstance(value, float) else value
+
+
+def strict(value: Any, **options: Any) -> str:
+    """Return the text of plain data as strict JSON, its numbers as ``finite`` has them."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, **options)
+    except ValueError:  # a number is not finite: hardly ever
+        return json.dumps(finite(value), ensure_ascii=False, allow_nan=False, **options)
 
 
 def value(stored: float | str) -> float:
