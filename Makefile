@@ -1,7 +1,7 @@
 # Two commands do everything: `make demo` and `make test`.
 PY := .venv/bin/python
 TESTS ?= tests
-WORKERS ?= 2
+WORKERS ?= 3
 unexport WORKERS
 # A failed test runs again (these machines are shared, and the summary names each), but never one whose bits differ.
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer

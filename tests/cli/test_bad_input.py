@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def _value(one: click.Parameter, name: str, folder: Path) -> str:
 
 
 def wrong(
-    cli: Cli, lines: dict[str, Sequence[str]], expected: Callable[[str, int, str], bool]
+    cli: Cli, lines: Mapping[str, Sequence[str]], expected: Callable[[str, int, str], bool]
 ) -> dict[str, tuple[int, str]]:
     """Run all; returns what ended otherwise than expected."""
     found = {}
@@ -148,7 +148,7 @@ def test_of_what_is_removed_while_it_is_read(
         return known
 
     monkeypatch.setattr(find, "reference", removing)
-    bad = {}
+    bad: dict[str, tuple[int, str]] = {}
     for words, said in lines_of(swept.paths.id, tmp_path).items():
         shutil.copytree(aside, swept.paths.root, dirs_exist_ok=True)
         bad |= wrong(cli, {words: said}, any_of_the_table)
