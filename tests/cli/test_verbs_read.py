@@ -108,6 +108,16 @@ def test_followed_logs_are_filtered_too(cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert out.count("generated_at") == 2, "a poll without news prints nothing"
 
 
+def test_status_says_why_a_trial_stands_as_it_does(cli: Cli) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    built.trial()
+    assert "WHY" not in cli("status", "digits").out
+    why = "rung 1 of 3 (100 batches): rank 3 of 6, the best 2 go on"
+    built.trial().control("pause", why=why)
+    assert "rank 3 of 6 (rung 1)" in cli("status", "digits").out
+    assert cli("status", "digits", "-o", "json").items[0]["trials"][1]["why"] == why
+
+
 def test_events_as_a_chart(cli: Cli, swept: Builder) -> None:
     out = cli("--utc", "events", "digits", "--gantt").out
     title, *rows, legend = out.splitlines()
@@ -646,10 +656,10 @@ def test_explain_says_where_starting_took_most_of_the_time(cli: Cli) -> None:
     attempt.end("completed")
     items = cli("explain", "digits", "-o", "json").items
     [said] = [item for item in items if item["kind"] == "slow"]
-    assert (
-        said["finding"].startswith("slow: starting: 67% of")
-        and "(2 s from claim to" in said["finding"]
-    )
+    [used] = cli("usage", "-o", "json").items
+    hours = used["slot_hours"]
+    share = hours["starting"] / hours["allocated"]
+    assert said["finding"].startswith(f"slow: starting: {share:.0%} of the slot hours (2 s from")
     assert "hpcdet eff digits-7f3a --waste" in said["next"]
     cli("eff", "digits-7f3a", "--waste")
     attempt = built.trial().attempt()

@@ -496,6 +496,28 @@ def test_the_own_script_stays_small() -> None:
     assert sum(len(path.read_text().splitlines()) for path in folder.glob("*.js")) <= 1000
 
 
+def test_a_state_has_its_reason_beside_it(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    paused = "rung 1 of 3 (100 batches): rank 3 of 6, the best 2 go on"
+    built.trial().control("pause", why=paused)
+    built.trial().control("stop", why="threshold: <0.5> is above 0.4")
+    page = report.render(gather(built.paths), NOW)
+    assert '<small class="why">rank 3 of 6 (rung 1)</small></td>' in page
+    assert '<small class="why">threshold: &lt;0.5&gt; is above 0.4</small></td>' in page
+
+
+def test_numbers_and_margins_are_readable(tmp_path: Path) -> None:
+    assert (
+        scales.slot_time(6540.4 * 3600) == "6,540 slot-h"
+        and scales.slot_time(4500) == "1.25 slot-h"
+    )
+    built = Builder(tmp_path / "digits-7f3a")
+    for _ in range(2):
+        built.trial().attempt().metrics("validation", 3, validation_loss=0.5)
+    page = Text(report.render(gather(built.paths), NOW)).text
+    assert "as good as trial 2" in page and "0 better" not in page
+
+
 def test_every_stop_is_listed_with_its_bound(tmp_path: Path) -> None:
     built = sweep(tmp_path / "digits-7f3a", ended=False)
     said = {"kind": "report", "trial": 1, "length": {"batches": 100}}

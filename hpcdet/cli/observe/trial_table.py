@@ -25,7 +25,7 @@ _TRIAL = (
     Column("PARENT", "parent", wide=True),
     Column("SEED", "seed", wide=True, right=True),
     Column("CHECKPOINT", lambda row: row.last_checkpoint and row.last_checkpoint.name, wide=True),
-    Column("WHY", "why", wide=True),
+    Column("WHY", lambda row: describe.brief(row.why), wide=True),
 )
 TRIALS = (Column("TRIAL", "trial", right=True), *_TRIAL)
 _YIELDS = {"BEST", "AT", "RESTARTS", "PROMOTED"}
@@ -35,12 +35,14 @@ LS_TRIALS = (Column("ID", "id", cut=False), *_TRIAL)
 def trials(item: StatusView) -> tuple[Column, ...]:
     """Return the table's columns, without hyperparameters that are the same for all trials.
 
-    How often a trial was promoted stands there where any was. Constraints and several objectives
+    How often a trial was promoted stands there where any was, and the reason of a state where the
+    search gave one: failures are told beside the table. Constraints and several objectives
     stand before them, in the place of what is left to the wide table then.
     """
     at = [column.title for column in TRIALS].index("HYPERPARAMETERS")
     same = describe.same_for_all(item.trials)
     before, values = TRIALS[:at], _goals(item)
+    told = any(trial.why and trial.state != "ERROR" for trial in item.trials)
     if any(trial.promotions for trial in item.trials):
         before = tuple(replace(column, wide=False) for column in before)
     if values:
@@ -53,7 +55,7 @@ def trials(item: StatusView) -> tuple[Column, ...]:
         *before,
         *values,
         Column("HYPERPARAMETERS", own if same else "hyperparameters"),
-        *TRIALS[at + 1 :],
+        *(replace(one, wide=one.title != "WHY" or not told) for one in TRIALS[at + 1 :]),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator
 
 from hpcdet import units
@@ -11,7 +10,7 @@ from hpcdet.read.experiment import states, timing
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.explanation import trial_findings
 from hpcdet.read.explanation.finding_view import Commands, FindingView, finding
-from hpcdet.read.usage import beyond_rungs, spans
+from hpcdet.read.usage import beyond_rungs, costs, slot_hours
 from hpcdet.read.views import describe, logs, timeline, views
 from hpcdet.read.views.items import text
 from hpcdet.read.views.views import StatusView
@@ -134,15 +133,16 @@ def _rungs(gathered: Gathered) -> Iterator[FindingView]:
 
 
 def _starting(gathered: Gathered, trial: int, words: Commands) -> Iterator[FindingView]:
-    """Find that trials, or one, took longer to start than to train."""
-    found = [s for s in spans.spans(gathered, time.time()) if trial in (0, s.trial)]
-    sums = spans.totals(found)
-    held = sums["starting"] + sums["training"] + sums["lost"]
-    if not sums["training"] or sums["starting"] <= held / 2:
+    """Find that most of the slot hours, or of those of a trial, went into starting."""
+    now = costs.until(gathered)
+    found = [one for one in slot_hours.pieces(gathered, now) if trial in (0, one.trial)]
+    held = sum(one.slot_s for one in found if one.kind != "queued")
+    starts = [one for one in found if one.kind == "starting"]
+    share = sum(one.slot_s for one in starts) / held if held else 0.0
+    if share <= 0.5 or not any(one.kind == "training" for one in found):
         return
-    starts = [span for span in found if span.kind == "starting"]
-    each = units.duration(statistics.median(span.end - span.start for span in starts))
-    said = f"slow: starting: {sums['starting'] / held:.0%} of the time that trials held their slots"
+    each = units.duration(statistics.median(one.end - one.start for one in starts))
+    said = f"slow: starting: {share:.0%} of the slot hours"
     often = f"typically {each}" if len(starts) > 1 else each
     said += f" ({often} from claim to first step)"
     name = words.called(gathered.paths, trial)

@@ -89,8 +89,10 @@ def _short(time: str) -> str:
 
 
 def _range(begin: int | None, end: int | None) -> str:
-    """Format the steps of an attempt."""
-    return "none" if begin is None else f"{number(begin)}–{number(max(begin, end or 0))}"
+    """Format the steps of an attempt, of which the first may not be recorded."""
+    if begin is None:
+        return "none" if end is None else f"to {number(end)}"
+    return f"{number(begin)}–{number(max(begin, end or 0))}"
 
 
 def _percent(share: float | None) -> str:
@@ -103,6 +105,7 @@ def _entries(value: Any) -> list[tuple[Any, Any]]:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
+    "brief": describe.brief,
     "duration": units.duration,
     "entries": _entries,
     "number": number,

@@ -92,7 +92,8 @@ def slot_time(slot_s: float) -> str:
     """Format slot-seconds as ``1.25 slot-h``, small ones in slot-minutes or slot-seconds."""
     for name, size in (("h", 3600), ("min", 60)):
         if slot_s >= size:
-            return f"{slot_s / size:.3g} slot-{name}"
+            many = slot_s >= 1000 * size
+            return f"{slot_s / size:{',.0f' if many else '.3g'}} slot-{name}"
     return f"{slot_s:.3g} slot-s"
 
 

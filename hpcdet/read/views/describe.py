@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from hpcdet.store.folder.names import slug
 
 _WHY = 240
 """Characters of a message, at most, above a table."""
+_RUNG = re.compile(r"(rung \d+) [^:]*: (rank \d+ of \d+)")
 
 
 def shortened(why: str) -> str:
@@ -72,6 +74,12 @@ def ended(status: StatusView) -> str:
     made, going = len(status.trials), status.state not in ENDED
     planned = f" of {status.max_trials} planned" if going and status.max_trials > made else ""
     return f"{done}/{made} trials ended{more}{planned}"
+
+
+def brief(why: str) -> str:
+    """Return the reason of a trial's state in few words: the rank at a rung."""
+    rung = _RUNG.match(why)
+    return f"{rung[2]} ({rung[1]})" if rung else shortened(why) if why else ""
 
 
 def failures(status: StatusView) -> list[str]:
