@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hpcdet.cli.artefacts import reading
+from hpcdet.control.upkeep.packing import pack
 from hpcdet.policy.compiled import CompiledPolicy, DataSource, LayerGroup, PolicyText, TrustedKey
 from hpcdet.policy.keys import key_files
 from hpcdet.policy.ledger import records
@@ -22,6 +24,7 @@ from hpcdet.read.governed.governed_trials import governance
 from hpcdet.read.lookup.impact import impact
 from hpcdet.read.report import render
 from hpcdet.store.config import resolved_config
+from hpcdet.store.fs import packed
 from tests.commands import Cli
 from tests.ruled import Ruled, forge
 
@@ -373,3 +376,28 @@ def test_a_source_that_nobody_knows_is_not_said_to_have_reached_nothing(
     assert "hosp-q: no policy and no checkpoint knows this source" in err
     assert "did you mean hosp-a?" in err
     assert json.loads(cli("policy", "impact", "public", "-o", "json").out)["items"]
+
+
+# -- packed trials --------------------------------------------------------------------------------
+
+
+def test_ledgers_of_a_packed_trial_are_read_verified_and_reported(cli: Cli, ruled: Ruled) -> None:
+    ruled.attempt(POLICY, {"hosp-a": 3, "public": 5})
+    ruled.attempt(POLICY, {"hosp-a": 1, "public": 7})
+
+    def told() -> list[Any]:
+        verbs = (("ledger", "verify"), ("ledger", "show"), ("policy", "report"))
+        asked = [cli(*verb, EXP, "-o", "json").items for verb in verbs]
+        return [*asked, cli("ledger", "query", EXP, "--layer", "head", "-o", "json").items]
+
+    before, ledger = told(), ruled.trial.paths.attempt(1).ledger
+    assert before[0][0]["ok"] and len(before[1]) > 8
+    assert pack(ruled.trial.paths, lambda: None) == "packed"
+    assert not ledger.exists() and told() == before
+    archive = packed.archive(ruled.trial.paths.root, 1)
+    with zipfile.ZipFile(archive) as opened:
+        members = {name: opened.read(name) for name in opened.namelist()}
+    with zipfile.ZipFile(archive, "w") as opened:
+        for name, data in members.items():
+            opened.writestr(name, data.replace(b'"public":5', b'"public":6'))
+    assert "G104" in cli("ledger", "verify", EXP, code=9).err
