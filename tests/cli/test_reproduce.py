@@ -390,6 +390,18 @@ def test_what_makes_no_sense_is_refused(past: Past, flags: list[str], code: int,
     assert said in past.cli("reproduce", *(one.format(id=id) for one in flags), code=code).err
 
 
+@pytest.mark.parametrize("flag", ["--run", "--ablate"])
+def test_what_began_from_another_trial_is_not_repeated_from_nothing(past: Past, flag: str) -> None:
+    """As in a fork: other bits would say nothing about what has changed."""
+    id = past.submit()
+    record = past.cli.root / id / "trials" / "0001" / "trial.json"
+    value = json.loads(record.read_text())
+    record.write_text(json.dumps({**value, "parent": "../digits-7f3a/1@400 batches"}))
+    said = past.cli("reproduce", id, flag, code=4).err
+    assert "it began from trial ../digits-7f3a/1 at 400 batches" in said
+    past.cli("reproduce", id)
+
+
 def test_every_key_of_the_config_has_a_factor_or_none_by_decision() -> None:
     from hpcdet.config.check import problems
 

@@ -27,6 +27,7 @@ from hpcdet.store.config.sections import checkpoint_storage
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 from hpcdet.store.fs.yaml12 import Document
+from hpcdet.store.trials.parents import ORIGIN
 
 KeyPath = tuple[str, ...]
 _PYTHON = ("environment", "python")
@@ -98,18 +99,28 @@ def refuse_impossible(capsule: Capsule) -> None:
     """Refuse runs of which a repetition would say nothing.
 
     Raises:
-        ConfigError: a policy governs it, or its trial was never started.
+        ConfigError: a policy governs it, or its trial was never started, or began from a checkpoint
+            that its config does not name.
         NotFound: as ``Capsule.one``.
     """
     if capsule.config.governance is not None:
         raise ConfigError(
-            "it was trained under a policy, whose keys are drawn for each experiment",
+            "it was trained under a policy: the keys that draw twins and canaries and sign its "
+            "evidence are its own, and no other experiment gets them",
             where=capsule.paths.id,
             hint="hpcdet reproduce without --run compares it all the same",
         )
+    named, record = f"{capsule.paths.id}/{capsule.one.number}", capsule.one.record
     if not capsule.one.attempts:
         what = "the trial was never started: there is nothing to compare with"
-        raise ConfigError(what, where=f"{capsule.paths.id}/{capsule.one.number}")
+        raise ConfigError(what, where=named)
+    if record is not None and record.parent not in ("", str(ORIGIN)):
+        raise ConfigError(
+            f"it began from trial {record.parent.replace('@', ' at ')}, by a fork or its search; "
+            "its config, from which a repetition is made, begins from nothing",
+            where=named,
+            hint="repeat the trial that it began from; without --run it is compared all the same",
+        )
 
 
 def restore(
