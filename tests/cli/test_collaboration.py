@@ -20,6 +20,7 @@ from hpcdet.read.report import ReportOptions, render
 from hpcdet.store.folder import trust
 from tests.builders import Builder, sweep
 from tests.commands import Cli
+from tests.other_users import by
 
 ADA, LEE = 54_320, 54_321
 """Users without accounts."""
@@ -131,27 +132,21 @@ READING = (
 def as_lee(words: list[str], home: Path) -> tuple[int, str]:
     """Run a verb as another user in a process of its own: its exit code and what it said."""
     said = home / "said"
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            os.setgroups([])
-            os.setgid(LEE)
-            os.setuid(LEE)
-            os.chdir(home)
-            places = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
-            os.environ |= dict.fromkeys(places, str(home))
-            fd = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(fd, 1)
-            os.dup2(fd, 2)
-            sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) for n in (1, 2))
-            code = main.run(words)
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return code, said.read_text()
+
+    def run() -> None:
+        os.chdir(home)
+        places = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+        os.environ |= dict.fromkeys(places, str(home))
+        fd = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) for n in (1, 2))
+        code = main.run(words)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.exit(code)
+
+    return by(LEE, run), said.read_text()
 
 
 def test_reading_writes_nothing_in_another_users_root(

@@ -22,6 +22,7 @@ from hpcdet.guard.accounts import anchoring
 from hpcdet.guard.accounts.anchoring import Anchoring
 from hpcdet.policy.ledger import anchored
 from hpcdet.policy.ledger.records import LedgerHead, LedgerOwner
+from tests.other_users import by
 
 OF = LedgerOwner("digits-7f3a", 3, 2)
 UID = os.geteuid()
@@ -300,22 +301,6 @@ def public(tmp_path: Path) -> Path:
     folder.mkdir()
     folder.chmod(0o1777)
     return folder
-
-
-def by(uid: int, what: Callable[[], object]) -> int:
-    """Do something as another user; the exit code: 0, or 1 if it raised."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
-            what()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @ROOT

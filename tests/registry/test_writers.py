@@ -19,6 +19,7 @@ from hpcdet.registry.version_check import all_of, check
 from hpcdet.store.trials import manifests
 from tests.builders import Builder
 from tests.checkpoint.test_faults import killed_after
+from tests.other_users import by
 from tests.registry.models import added, source, trained, version
 
 CALLS = ("link", "rename", "unlink", "chmod", "chown", "rmdir", "symlink")
@@ -186,23 +187,6 @@ def test_an_event_that_names_another_user_than_its_files_owner_says_so(
     assert check(version(shared)).state == "valid"
 
 
-def by(uid: int, group: int, work: object) -> int:
-    """Do something as another user of a group; the exit code: 0, or 1 if it raised."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setgroups([group])
-            os.setgid(uid)
-            os.setuid(uid)
-            os.umask(0o077)
-            work()  # type: ignore[operator]
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def test_two_users_of_a_group_write_side_by_side(whole: Builder, shared: Path) -> None:
     root = shared.parent / "theirs"
     for uid in (ADA, LEE):
@@ -241,8 +225,8 @@ def test_two_users_of_a_group_write_side_by_side(whole: Builder, shared: Path) -
         with pytest.raises(PermissionError):
             first.rename(first.with_name("x"))
 
-    assert by(ADA, GROUP, ada) == 0
-    assert by(LEE, GROUP, lee) == 0
+    assert by(ADA, ada, [GROUP]) == 0
+    assert by(LEE, lee, [GROUP]) == 0
     [row] = version_views.newest(shared).items
     assert (row.by, row.aliases, row.version) == (f"user {LEE}", ["production"], 2)
     [first, _] = version_views.versions(shared, "digits").items
@@ -252,7 +236,7 @@ def test_two_users_of_a_group_write_side_by_side(whole: Builder, shared: Path) -
         registry_changes.remove(shared, reference("digits:1"))
         assert not (shared / "digits" / "versions" / "1").exists()
 
-    assert by(ADA, GROUP, ada_again) == 0
-    assert by(ADA + 7, ADA + 7, lambda: registered_models.names(shared)) == 1  # of no such group
+    assert by(ADA, ada_again, [GROUP]) == 0
+    assert by(ADA + 7, lambda: registered_models.names(shared)) == 1  # of no such group
     for path in shared.rglob("*"):
         assert path.stat().st_mode & stat.S_IRWXO == 0 and path.stat().st_gid == GROUP, path
