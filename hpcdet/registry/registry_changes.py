@@ -75,13 +75,16 @@ def label(
     return _change(registry, reference.name, decide)
 
 
+def refuse_note(text: str, where: str) -> None:
+    """Raise UsageError for a note that is empty, or longer than anybody reads."""
+    if not text.strip() or len(text) > _LONGEST:
+        what = "empty" if not text.strip() else f"over {_LONGEST} characters"
+        raise UsageError(f"the note is {what}", where=where)
+
+
 def note(registry: Path, reference: ModelReference, text: str) -> RegisteredModel:
     """Write a note on a version, or on the model where no version is named."""
-    if not text.strip() or len(text) > _LONGEST:
-        what = (
-            "the note is empty" if not text.strip() else f"the note is over {_LONGEST} characters"
-        )
-        raise UsageError(what, where=str(reference))
+    refuse_note(text, str(reference))
 
     def decide(model: RegisteredModel) -> ModelEvent:
         found = _named(model, reference)

@@ -68,6 +68,8 @@ def test_former_names_stay_on_record_with_author_and_time(cli: Cli, swept: Build
 
 def test_a_note_has_its_author_and_time(cli: Cli, swept: Builder) -> None:
     cli("note", "digits", "the baseline")
+    for text, what in ((" ", "empty"), ("x" * 10_001, "over 10000 characters")):
+        assert f"the note is {what}" in cli("note", "digits", text, code=2).err
     [note] = client.get("digits").notes
     assert (note.text, note.user) == ("the baseline", trust.user(os.getuid()))
     assert note.at

@@ -19,6 +19,7 @@ from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read.experiment import gather, states
 from hpcdet.read.lookup import find
 from hpcdet.read.views import views
+from hpcdet.registry import registry_changes
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -189,8 +190,7 @@ def note_command(out: Output, id: str, text: str, dry_run: bool) -> None:
     \b
     Example: hpcdet note digits-7f3a 'the baseline of the paper'
     """
-    if not text.strip():
-        raise UsageError("the note is empty", hint="hpcdet note ID TEXT")
+    registry_changes.refuse_note(text, id)
 
     def act(found: find.Reference) -> str:
         if not dry_run:
