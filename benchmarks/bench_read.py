@@ -5,8 +5,10 @@ and peak memory of processes of their own, imports included, but the pages' and 
 are seconds by the clock (``live_view``): on a machine with other work they say little, and the
 page's own processor seconds stand beside them. The floor is to read and check every
 line of every journal once, and to keep none. *Cold*: nothing is kept of what was read before
-(``read.experiment.kept``); *warm*: the same command again. Peers read the same values: TensorBoard
-from event files, MLflow from its own store; one that is not installed is named as absent.
+(``read.experiment.kept``), nor left in folders; *left*: rows were left there by what ended the
+experiments (``read.left_row``); *warm*: the same command again. Peers read the same values:
+TensorBoard from event files, MLflow from its own store; one that is not installed is named as
+absent.
 
 ``DOSE=full`` takes 2,000 trials of 500 reports and 10,000 experiments; the default is a tenth or
 less of it, whose goals are those of the full dose. ``RUNS`` is how often each is measured.
@@ -33,6 +35,8 @@ sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 
 import results  # noqa: E402
 
+from hpcdet.read import catalog  # noqa: E402
+from hpcdet.read.lookup import find  # noqa: E402
 from hpcdet.store.folder.layout import ExperimentPaths  # noqa: E402
 from hpcdet.store.fs import journal  # noqa: E402
 from tests.builders import Builder, at  # noqa: E402
@@ -221,6 +225,10 @@ def _measure(paths: ExperimentPaths, root: Path, folder: Path) -> dict[str, Cost
         }
         for what, argv in commands.items():
             found.setdefault(what, Cost()).run(argv, cache)
+    for ended in find.experiments(root):
+        catalog.leave_row(ended)
+    for run in range(RUNS):
+        found.setdefault("ls left", Cost()).run([*in_root, "ls"], folder / f"cache-left-{run}")
     return found
 
 
@@ -233,7 +241,8 @@ def _rows(found: dict[str, Cost]) -> list[results.Row]:
         ("status cold", f"status, cold, {large}", "read all", "floor", 2 * base, 200),
         ("status warm", f"status, warm, {large}", "read all", "floor", 0.5, 200),
         ("report", f"report, {large}", "read all", "floor", 10.0, 300),
-        ("ls cold", f"ls, cold, {small}", "warm", "ls warm", 15.0, 200),
+        ("ls cold", f"ls, cold, {small}", "left", "ls left", 15.0, 200),
+        ("ls left", f"ls, cold, rows left, {small}", "none left", "ls cold", 15.0, 200),
         ("ls warm", f"ls, warm, {small}", "cold", "ls cold", 1.0, 200),
         ("ls --limit 10", f"ls --limit 10, warm, {small}", "all of them", "ls warm", 1.0, 200),
     ]

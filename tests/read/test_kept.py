@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, example, given, settings
 
 from hpcdet.read import catalog, left_row
 from hpcdet.read.catalog import Catalog
-from hpcdet.read.experiment import digests, kept
+from hpcdet.read.experiment import digests, gather, kept
 from hpcdet.read.experiment.gather import Gathered, Memory
 from hpcdet.read.experiment.summary import AttemptJournal
 from hpcdet.read.lookup.all_experiments import of_each
@@ -30,7 +30,7 @@ from hpcdet.read.views.items import encode
 from hpcdet.read.views.views import ExperimentView
 from hpcdet.store.folder import derived_store, private_folders
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Reopened
+from hpcdet.store.folder.records import Reopened, Verdict
 from hpcdet.store.fs import freshness, journal
 from tests.builders import Builder, at, put, sweep
 from tests.commands import Cli
@@ -182,6 +182,28 @@ def test_an_overview_derives_again_only_the_trials_that_have_changed(
         assert made == [1, 2, 3, 4], "what is kept is of another comparison"
 
 
+def test_an_overview_makes_no_record_of_trials_that_look_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = sweep(tmp_path / "digits-7f3a", ended=False)
+    built.decide("state", state="RUNNING", why="", by="")
+    aged(tmp_path)
+    first = views.status(built.paths)
+    derived_store.reopened()
+    recalled = []
+    one = gather.recall
+    monkeypatch.setattr(
+        gather, "recall", lambda trial, kept: recalled.append(trial.number) or one(trial, kept)
+    )
+    saved = built.paths.trial(2).checkpoints / "00000900.g1"
+    saved.mkdir(parents=True)  # of checkpoints an overview says nothing that is not in journals
+    again = views.status(built.paths)
+    assert (recalled, again.trials) == ([], first.trials)
+    put(built.paths.trial(3).attempt(1).verdict, Verdict("done", "completed", 77))
+    views.status(built.paths)
+    assert recalled == [3]
+
+
 def test_a_server_asked_for_one_trial_looks_at_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +214,7 @@ def test_a_server_asked_for_one_trial_looks_at_no_other(
     looked: list[int] = []
     look = memory._trials.look
     monkeypatch.setattr(memory._trials, "look", lambda n: looked.append(n) or look(n))
-    for view in (views.metrics, views.attempts, views.checkpoints):
+    for view in (views.metrics, views.attempts, views.checkpoints, views.events):
         found = [encode(row) for row in view(memory.look(), trial=2)]
         mine = [encode(row) for row in view(built.paths) if encode(row)["trial"] == 2]
         assert [row["trial"] for row in found] == [row["trial"] for row in mine] != []

@@ -21,6 +21,7 @@ from typing import Any
 from hpcdet import __version__
 from hpcdet.errors import Unavailable, UsageError
 from hpcdet.interop.imported.foreign import ForeignCheckpoint, ForeignExperiment, ForeignTrial
+from hpcdet.read import catalog
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import home, names
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
@@ -159,6 +160,7 @@ class EndedExperiment:
                 raise Unavailable(what, where=target.id, hint="import it again") from error
         files.sync_folder(self.root)
         home.settle(target)
+        catalog.leave_row(target)
         return target
 
     def _kept(self, saved: Saved) -> dict[str, dict[str, Any]]:

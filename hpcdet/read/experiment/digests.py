@@ -93,11 +93,24 @@ def _of(trial: GatheredTrial, metric: str, smaller: bool, by: str) -> TrialDiges
     digest = _made(trial, metric, smaller)
     records = kept.of_trial("trials", number)
     if records is not None and rests(journals, now):
-        looks = {key: records[key] for key in ("folders", "records", "seen", "changed", "read")}
         value = {**asdict(digest), "until": digest.until and digest.until.encode()}
         about = {"by": by, "attempts": attempts, "journals": journals, "value": value}
-        kept.put_of_trial("digests", number, {**looks, **about})
+        kept.put_of_trial("digests", number, {**_without_checkpoints(records), **about})
     return digest
+
+
+def _without_checkpoints(records: dict[str, Any]) -> dict[str, Any]:
+    """Return how a trial's files looked, but for its checkpoints, of which no digest is made."""
+    folders, seen = records["folders"], records["seen"]
+    kept = [n for n, name in enumerate(folders) if not name.startswith(("/checkpoints", "~"))]
+    looks = [look for n in kept for look in seen[3 * n : 3 * n + 3]]
+    return {
+        "folders": [folders[n] for n in kept],
+        "records": records["records"],
+        "seen": looks + seen[3 * len(folders) :],
+        "changed": records["changed"],
+        "read": records["read"],
+    }
 
 
 def _holds(paths: TrialPaths, known: dict[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from hpcdet.store.fs import files
 if TYPE_CHECKING:
     import sqlite3
 
-SCHEMA = 3
+SCHEMA = 4
 """Raised whenever something else is kept under a name."""
 
 _SETTLED_S = 3.0

@@ -1,15 +1,20 @@
-"""What a client searches logs for takes bounded time."""
+"""What a client asks for takes bounded time, and what it asks for at once is read once."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from hpcdet.errors import UsageError
 from hpcdet.read.views.logs import LogLine
-from hpcdet.serve import endpoints
+from hpcdet.serve import endpoints, served_experiments
+from hpcdet.serve.served_experiments import ServedExperiments
+from hpcdet.store.fs import json_record
+from tests.builders import sweep
 
 
 def line(text: str) -> LogLine:
@@ -39,3 +44,23 @@ def test_a_search_ends_though_lines_do_not(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(UsageError, match=r"more than 0\.05 s"):
         [*endpoints._searched(lines(), endpoints._pattern("a.*b"))]
     assert time.process_time() - begun < 30
+
+
+def test_requests_that_come_together_share_a_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = sweep(tmp_path / "digits-7f3a").paths
+    served = ServedExperiments(tmp_path)
+    with served.gathered(paths) as first:
+        pass
+    with served.gathered(paths) as second:
+        assert second is first
+    monkeypatch.setattr(served_experiments, "_TOGETHER_S", 0.0)
+    with served.gathered(paths) as third:
+        assert third is not first
+
+
+def test_numbers_that_are_not_finite_are_words() -> None:
+    plain = {"a": [math.nan, -math.inf, 1.5, "é"]}
+    assert json_record.strict(plain) == '{"a": ["NaN", "-Infinity", 1.5, "é"]}'
+    assert json_record.strict({"a": 1}, indent=1) == '{\n "a": 1\n}'
