@@ -17,6 +17,7 @@ from hpcdet.jobs.diagnosis import tried_submissions
 from hpcdet.schedulers.calls import lost_submissions
 from hpcdet.schedulers.common.base import Job, SubmissionRefused, TaskState, Usage
 from hpcdet.schedulers.common.request import UserOptions
+from hpcdet.schedulers.pbs import pbs_query
 from hpcdet.schedulers.pbs.pbs_script import SCRIPT
 from hpcdet.schedulers.pbs_family import pbs_commands, pbs_text
 from tests.schedulers.pbs_fakes import (
@@ -193,6 +194,41 @@ def test_a_lost_submission_is_looked_for_at_the_server_that_its_script_names(
         job("hpcdet:exp:1-ab", "#PBS -q workq@down")
     sent.script.unlink()
     assert lost_submissions.find(found, "exp-1", "hpcdet:exp:1-vm", sent.script) == "10.vm"
+
+
+def test_a_job_that_came_between_the_exit_and_the_end_of_another_is_submitted_again(
+    tmp_path: Path, fake_pbs: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``former`` is what is shown of job 588 one time after the other."""
+    monkeypatch.setattr(pbs_query, "_ENDING_LOOK_S", 0.0)
+    fake_pbs("qdel", "true")
+    fake_pbs(
+        "qsub",
+        f'echo {"{"}590..599{"}"} | cut -d" " -f$(grep -c qsub {tmp_path}/calls) | sed s/$/.vm/',
+    )
+    child = "Job Id: 59%s.vm\\n    job_state = %s\\n    substate = 22\\n    depend = %s\\n"
+
+    def submitted(former: str, state: str = "H", depends: str = "afternotok:588.vm@vm") -> str:
+        (tmp_path / "calls").unlink(missing_ok=True)
+        fake_pbs(
+            "qstat",
+            f"""case "$*" in *json*) echo "{{";;
+            *588*) n=$(grep -c '^qstat.*-f 588' {tmp_path}/calls); set -- {former}
+              printf 'Job Id: 588.vm\\n    job_state = %s\\n' ${{!n}};;
+            *) printf '{child}' 0 {state} {depends};; esac""",
+        )
+        return scheduler().submit(ours)
+
+    ours = submission(tmp_path)
+    assert submitted("R") == "590.vm" and not calls(tmp_path, "qstat"), "it waits for nothing"
+    text = ours.script.read_text()
+    ours.script.write_text(text.replace("#PBS", "#PBS -W depend=afternotok:588.vm\n#PBS", 1))
+    assert submitted("R") == "590.vm"
+    assert submitted("E R") == "590.vm", "it runs again"
+    assert submitted("F", "Q", "") == "590.vm", "it was told"
+    assert not calls(tmp_path, "qdel")
+    assert submitted("E E F") == "591.vm"
+    assert calls(tmp_path, "qdel") == ["qdel -x 590.vm"]
 
 
 # -- what is asked and believed -----------------------------------------------------------

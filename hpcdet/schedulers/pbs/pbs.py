@@ -50,7 +50,11 @@ class PbsScheduler:
     def submit(self, submission: Submission) -> str:
         """See ``base.Scheduler``."""
         # without -f a first qsub stays behind to serve later ones, in the environment of its own
-        return submit(submission, ("-f",))
+        job = submit(submission, ("-f",))
+        if "depend" in pbs_script_import.asked(submission.script) and pbs_query.is_missed(job):
+            self._change("qdel", "-x", job)
+            job = submit(submission, ("-f",))
+        return job
 
     def find(self, name: str, tag: str) -> str | None:
         """See ``base.Scheduler``. Asked only after a submission whose end is not known."""
@@ -58,7 +62,8 @@ class PbsScheduler:
 
     def find_sent(self, name: str, tag: str, script: Path) -> str | None:
         """See ``base.SendsElsewhere``."""
-        return self._found(name, tag, pbs_script_import.server(script))
+        queue = pbs_script_import.asked(script).get("queue", "")
+        return self._found(name, tag, queue.partition("@")[2])
 
     def _found(self, name: str, tag: str, server: str) -> str | None:
         found = pbs_query.rows(pbs_query.named(name, self._user, server))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+import time
 from collections.abc import Sequence
 
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.allocation import ShownNode
+from hpcdet.schedulers.pbs import pbs_states
 from hpcdet.schedulers.pbs_family import pbs_commands, pbs_ids, pbs_queues, pbs_text
 from hpcdet.schedulers.pbs_family.pbs_commands import OVER
 from hpcdet.schedulers.pbs_family.pbs_text import PbsRow
@@ -17,6 +20,8 @@ _forms: list[tuple[str, ...]] = [("-F", "json"), ()]
 """How ``qstat`` is asked in this process. Its JSON may be none where a value looks like a number,
 and that of OpenPBS of 2026 has the first of several jobs only; what it prints without is complete.
 """
+_ENDING_LOOKS, _ENDING_LOOK_S = 20, 0.5
+"""How often, and how many seconds apart, a job that ends is looked at until it is finished."""
 _NO_HISTORY = "not configured to maintain job history"
 """What a server says that is asked for ended jobs (``-x``) and keeps none; it says nothing else."""
 
@@ -31,6 +36,27 @@ def rows(jobs: Sequence[str]) -> list[PbsRow]:
     for first in range(0, len(jobs), _AT_ONCE):
         found += _rows(jobs[first : first + _AT_ONCE])
     return found
+
+
+def is_missed(job: str) -> bool:
+    """True if a job waits for ever for another one whose end came before it.
+
+    A server of OpenPBS tells those that wait before it calls a job finished. Who comes between is
+    never told; who comes later need not wait.
+    """
+    over: set[str] = set()
+    with contextlib.suppress(Unavailable):
+        for _ in range(_ENDING_LOOKS):
+            held = [one for one in rows([job]) if one.state == "H"]
+            waits = {former for one in held for former in pbs_states.dependencies(one)}
+            if waits & over:
+                return True
+            states = {one.id: one.state for one in rows(sorted(waits))}
+            over = {former for former in waits if states.get(former) == "F"}
+            if not over and "E" not in states.values():
+                return False
+            time.sleep(_ENDING_LOOK_S)
+    return False
 
 
 def named(name: str, user: str, server: str = "") -> list[str]:

@@ -69,25 +69,25 @@ def translate(script: str, name: str) -> Translation:
     return found
 
 
-def server(script: Path) -> str:
-    """Return the server of a script's queue (``-q QUEUE@SERVER``); "": the default one.
+def asked(script: Path) -> dict[str, str]:
+    """Return the options that ``qsub`` reads in a script; none if there is no such file.
 
     Raises:
-        Unavailable: the script cannot be read. One that is not there was never submitted.
+        Unavailable: it cannot be read.
     """
-    queue = ""
+    found: dict[str, str] = {}
     try:
         with open(script) as text:
             for number, line in lines(text.read()):
                 if line.startswith("#PBS"):
-                    queue = dict(_directive(number, line)).get("queue", queue)
+                    found |= dict(_directive(number, line))
                 elif line and not line.startswith("#"):
                     break  # qsub reads no further
     except FileNotFoundError:
-        return ""
+        return {}
     except OSError as error:
         raise Unavailable(f"cannot be read: {error.strerror}", where=str(script)) from error
-    return queue.partition("@")[2]
+    return found
 
 
 def _directive(number: int, line: str) -> Iterator[tuple[str, str]]:
