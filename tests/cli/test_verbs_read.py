@@ -362,6 +362,8 @@ def test_explain_shows_what_a_job_printed_before_any_worker_took_a_trial(cli: Cl
     for number in (built.job(), built.job()):
         built.paths.job_log(number).mkdir()
         (built.paths.job_log(number) / "0.log").write_text(f"{MISSING} {number}\n")
+    [printed] = cli("explain", "mnist", "--failure", "-o", "json").items[1:]
+    assert printed["evidence"] == [f"{MISSING} 2"], "though nobody has seen that it ended"
     why = "5 submissions in a row ended before a worker took a trial"
     built.decide("state", state="PAUSED", why=why, by="scheduler")
     [printed] = cli("explain", "mnist", "--failure", "-o", "json").items[1:]

@@ -69,10 +69,10 @@ def _explain(gathered: Gathered, trial: int, words: Commands) -> Iterator[Findin
                     yield finding("slow", row.id, f"slow: {one.finding}", one.next)
             if trial and (said := timeline.decided(gathered).get(trial)):
                 yield finding("decision", row.id, f"the searcher decided: {said}")
-    yield from _printed(gathered, trial)
+    yield from _printed(gathered, trial, queued=item.health == "queued")
 
 
-def _printed(gathered: Gathered, trial: int) -> Iterator[FindingView]:
+def _printed(gathered: Gathered, trial: int, *, queued: bool) -> Iterator[FindingView]:
     """Find what jobs printed whose attempts failed, or that ended before a worker took a trial.
 
     Only there a module that is missing is named, or another line of the site's ``setup`` that
@@ -85,7 +85,9 @@ def _printed(gathered: Gathered, trial: int) -> Iterator[FindingView]:
     told = (line for line in reversed(gathered.decisions) if line["kind"] == "state")
     halted = next(told, {}).get("by") == "scheduler"
     newest = max(gathered.paths.submissions(), default=0)
-    in_vain = halted and newest not in dict(took)
+    # one that has printed, and of which no worker is known, does not wait in the queue any more
+    begun = {worker.paths.submission for worker in gathered.workers} if queued else set()
+    in_vain = (halted or queued) and newest not in begun.union(dict(took))
     number = newest if in_vain else max(failed, default=0)
     task = "" if in_vain else failed.get(number, "")
     if number and (said := logs.of_jobs(gathered.paths, number, task, lines=20)):
