@@ -3,6 +3,8 @@ PY := .venv/bin/python
 TESTS ?= tests
 WORKERS ?= 3
 unexport WORKERS
+# Thousands of processes import the same modules: each would compile them anew.
+unexport PYTHONDONTWRITEBYTECODE
 # A failed test runs again (these machines are shared, and the summary names each), but never one whose bits differ.
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
