@@ -35,7 +35,8 @@ if [ "$stamp" -nt pyproject.toml ] && [ "$stamp" -nt scripts/constraints.txt ] &
 fi
 # without pip it would be taken for a finished one next time
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || { rm -rf "$venv"; exit 1; }
-pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt)
+# modules are compiled as they are imported: most of what frameworks bring never is
+pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --constraint scripts/constraints.txt)
 group() { # the packages of a group of pyproject.toml, a line each
     "$python" -c 'import sys, tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"][sys.argv[1]], sep="\n")' "$1"
