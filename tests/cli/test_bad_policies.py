@@ -129,7 +129,7 @@ ROWS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
     ),
     "expression that takes for ever": (
         edited("'^head\\.'", "'^(([a-z0-9_]+)*.?)+!|^head\\.'"),
-        "P01: it has repeats that fit a name in so many ways",
+        "P01: it has repeats that fit a text in so many ways",
         "layers.2.match",
         "none within another",
     ),
