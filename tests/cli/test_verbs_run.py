@@ -143,6 +143,33 @@ def test_pause_resume_and_cancel(lab: Lab) -> None:
     cli("wait", name, code=6)
 
 
+_DYING = """
+import os, sys
+from pathlib import Path
+from hpcdet.store.decisions.lease import Lease
+from hpcdet.store.folder.layout import ExperimentPaths
+
+held = Lease(ExperimentPaths(Path(sys.argv[1])), "script", 5).try_acquire()
+print("held" if held else "", flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_resume_waits_out_the_lease_of_who_has_just_died(lab: Lab) -> None:
+    """As the script of a job that pausing has canceled, in its last turn."""
+    paths = lab.submit(lab.config(100_000, data={"step_s": 0.05}))
+    cli, name = lab.cli, paths.id
+    cli("wait", name, "--for", "running", "--timeout", "180")
+    cli("pause", name, "--wait")
+    x.until(lambda: not x.worker_pids(paths), lambda: x.story(paths))
+    command = [sys.executable, "-c", _DYING, str(paths.root)]
+    dying = lambda: subprocess.run(command, capture_output=True).stdout == b"held\n"  # noqa: E731
+    x.until(dying, lambda: x.story(paths))
+    cli("resume", f"{name}/1")
+    assert len(paths.submissions()) == 2, x.story(paths)
+    cli("cancel", name, "--now", "--wait")
+
+
 def worlds(paths: ExperimentPaths) -> set[int]:
     """On how many ranks attempts have begun."""
     attempts = [one for trial in paths.trials() for one in trial.attempts()]

@@ -22,6 +22,8 @@ from hpcdet.read.experiment import changes, gather, states
 from hpcdet.read.lookup import find
 from hpcdet.read.views.views import StatusView
 from hpcdet.store.config import overrides, resolved_config
+from hpcdet.store.decisions import lease
+from hpcdet.store.decisions.lease import Beat, Term
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import journal
 
@@ -231,25 +233,32 @@ def turn_until_somebody_works(paths: ExperimentPaths) -> None:
     A job that was just cancelled, or a worker that was killed, counts as gone only after a
     second look at the queue, and the lease of a killed worker must expire first.
     """
+    before = lease.last(paths)
     try:
         with CommandCrank(paths, "command") as crank:
             held = crank.turn().held
-            if _somebody_works(crank):
+            if _somebody_works(crank, before):
                 return
             site = crank.holder.hands.site
             patience_s = 4 * site.limits.poll_min_s + 30 + (0 if held else site.lease_ttl_s)
             limit = time.monotonic() + patience_s
             with busy("waiting until the former jobs have left the queue"):
-                while not _somebody_works(crank) and time.monotonic() < limit:
+                while not _somebody_works(crank, before) and time.monotonic() < limit:
                     follow.pause(0.2)
                     crank.turn_if_due()
     except (HpcdetError, OSError) as error:
         settings().warn(f"command recorded, but not carried out yet: {error}")
 
 
-def _somebody_works(crank: CommandCrank) -> bool:
-    """True if a worker lives or a job waits that will start, or nothing is wanted of any."""
+def _somebody_works(crank: CommandCrank, before: tuple[Term, Beat | None] | None) -> bool:
+    """True if a worker lives or a job waits that will start, or nothing is wanted of any.
+
+    Until all commands are obeyed, another holder than that of ``before`` has to live: one that has
+    just died, as the script of a canceled job may, leaves a state that says nothing of them.
+    """
     gathered = gather.gather(crank.paths)
+    if {number for number, _ in gathered.commands} - changes.refusals(gathered).keys():
+        return lease.attended(crank.paths, before)
     if gathered.closed is not None or states.experiment_state(gathered)[0] == "PAUSED":
         return True
     watch = crank.holder.watch
