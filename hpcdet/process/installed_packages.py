@@ -10,11 +10,16 @@ import functools
 import os
 import sys
 from importlib import metadata
+from pathlib import Path
+
+_COPIES = "_vendor"
+"""A folder of copies that a package has for itself: setuptools puts its own on the module path."""
 
 
-def installed() -> list[tuple[str, str]]:
-    """Return names and versions in the order of the module path."""
-    return [each for folder in sys.path for each in _of(folder, _changed(folder))]
+def installed() -> dict[str, str]:
+    """Return versions by name: of two, that which is imported, as it is first on the path."""
+    folders = [one for one in reversed(sys.path) if Path(one).name != _COPIES]
+    return dict(each for folder in folders for each in reversed(_of(folder, _changed(folder))))
 
 
 def _changed(folder: str) -> int:

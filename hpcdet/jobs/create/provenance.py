@@ -105,7 +105,7 @@ def origin_of(key: str, origins: Mapping[str, str]) -> str:
 
 def packages() -> dict[str, str]:
     """Name and version of every installed distribution."""
-    found = {name: version for name, version in installed_packages.installed() if name}
+    found = {name: version for name, version in installed_packages.installed().items() if name}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 

@@ -42,7 +42,7 @@ IMAGE = "HPCDET_IMAGE"
 
 def take(experiment: ExperimentPaths | None, world: int, threads: int) -> Fingerprint:
     """The parts of the fingerprint, by name."""
-    packages = sorted(f"{name}=={version}" for name, version in installed())
+    packages = sorted(f"{name}=={version}" for name, version in installed().items())
     parts = {
         "hpcdet": __version__,
         "python": platform.python_version(),
@@ -106,7 +106,7 @@ def keep(experiment: ExperimentPaths, parts: Fingerprint) -> str:
         "schema": 1,
         "parts": parts,
         "threads": {**cores, **numerics.loaded_blas()},
-        "packages": dict(installed()),
+        "packages": installed(),
     }
     text = files.canonical(whole)
     path = experiment.fingerprint(_hash(text))
