@@ -392,6 +392,7 @@ WITHOUT_THE_DOOR = {
     "cli/setup/templates.py": "templates of the installation or of the site",
     "control/daemon.py": "the pipe of the process that it starts",
     "control/leader/daemon_registry.py": "the kernel's boot id",
+    "read/left_row.py": "what the door has opened, by its descriptor",
     "read/exports/signed_model.py": "the file that its library has just written",
     "read/report/__init__.py": "the style of the installation",
     "read/report/embedded.py": "scripts of the installation",

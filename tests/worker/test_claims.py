@@ -190,6 +190,7 @@ def test_a_sentinel_leaves_the_rest_to_a_later_one_only_while_somebody_decides(
     with monkeypatch.context() as there:
         there.setattr(os, "getpid", lambda: 1)
         assert another.try_acquire()
+    monkeypatch.delitem(lease._held, paths.root)  # as of another process
     taken: list[Turn] = []
 
     def turns(*_: object) -> Iterator[Turn]:
