@@ -374,7 +374,7 @@ def test_nothing_is_removed_where_a_store_lists_what_lies_elsewhere(
     assert bucket.names() == ["others/c", "x/12/b"]
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="gives a folder away")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
 def test_a_config_of_another_user_says_nothing_about_secrets(
     tmp_path: Path,
     bucket: Bucket,  # noqa: F811

@@ -252,7 +252,7 @@ while True:
 """
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs another user's file")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file of another user")
 def test_the_policy_that_is_checked_is_the_one_that_is_read(folder: Path) -> None:
     """Whoever may rename in its folder exchanges it for one of his own between the two."""
     good, evil = folder / "good.yaml", folder / "evil.yaml"

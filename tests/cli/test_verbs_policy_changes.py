@@ -294,7 +294,7 @@ def test_what_is_asked_of_nothing_or_for_nothing_is_refused(
     assert "cannot list the changes of the policy" in said
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs another user")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 def test_another_user_neither_reads_the_run_key_nor_signs(cli: Cli, policy: Path) -> None:
     """Not even where the experiment itself is shown to all, and all may add files to it."""
     id = prepared(cli, policy)

@@ -278,7 +278,7 @@ def test_nobody_else_can_speak_to_a_nursery(trials: Trials) -> None:
     opened = [str(fd.readlink()) for fd in (there / "fd").iterdir()]
     assert not [one for one in opened if one.startswith("socket:")]
     if os.getuid():
-        pytest.skip("needs another user")
+        pytest.skip("only root can act as another user")
     code = (
         f"import os; os.setgid({intruders.UID}); os.setuid({intruders.UID})\n"
         "refused = 0\n"
@@ -338,7 +338,7 @@ def group() -> Iterator[Path]:
     try:
         group.mkdir()
     except OSError:
-        pytest.skip("needs a control group of its own")
+        pytest.skip("no control group could be made here")
     yield group
     x.until(lambda: not (group / "cgroup.procs").read_text())
     group.rmdir()

@@ -111,7 +111,7 @@ def test_a_record_of_an_heir_with_the_same_key_counts_in_its_place_only(
     assert folder.broken()[0] == "G108"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs another user")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 @pytest.mark.parametrize("how", ["plants a record", "plants the folder", "reads the key"])
 def test_another_user_changes_nothing(how: str) -> None:
     """Not even where all may add files to the experiment, and a key that all may read signs not."""
