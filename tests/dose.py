@@ -21,6 +21,8 @@ KINDS = _of("HPCDET_CHAOS_KINDS")
 """Kinds of blows, separated by blanks; all if empty."""
 EVERY_CALL = bool(_of("HPCDET_EVERY_CALL"))
 """True to exchange a folder before each call of a rank, not before a sample of them."""
+EFFECTS = int(_of("HPCDET_EFFECTS_EVERY", "3"))
+"""At one in so many of its effects a controller dies; 1: at each, in five minutes."""
 ENTRYPOINTS = int(_of("HPCDET_ENTRYPOINTS_EVERY", "5"))
 """Of the table of entrypoints one in so many is executed; 1: all, in five minutes."""
 SEARCHES = int(_of("HPCDET_SEARCHES", "200"))

@@ -22,6 +22,7 @@ from hpcdet.store.folder.records import Closed, Submitted, Trial
 from hpcdet.store.trials import hard_links
 from hpcdet.store.trials.controls import in_force
 from hpcdet.store.trials.standing import checkpoints
+from tests import dose
 from tests.paper import Heir, Promotion, Waves, World
 
 EFFECTS = ("link", "replace", "write", "fsync", "mkdir")
@@ -294,7 +295,7 @@ def test_dying_at_every_effect_loses_and_doubles_nothing(
     assert effects >= life.LEAST
     assert sum(one.LEAST for one in (Life, Promoted, Inherited)) >= 500
     killer.trouble = trouble
-    for at in range(1, effects + 1, 1 + 4 * trouble):
+    for at in range(1, effects + 1, 5 if trouble else dose.EFFECTS):
         killer.at, killer.count = at, 0
         one = life(tmp_path / f"{at}", killer)
         one.story()
