@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdet.errors import IntegrityError
 from hpcdet.store.fs import files, journal
 
 
@@ -115,3 +117,38 @@ def test_what_is_absent_or_half_written_is_none(tmp_path: Path, content: bytes |
     if content is not None:
         path.write_bytes(content)
     assert files.read_json(path) is None
+
+
+def test_a_small_file_is_read_without_room_for_the_largest(tmp_path: Path) -> None:
+    path, asked = tmp_path / "a.json", []
+
+    class Watched(io.BufferedReader):
+        def read(self, size: int | None = -1, /) -> bytes:
+            asked.append(size)
+            return super().read(size)
+
+    path.write_bytes(b'{"n": 1}')
+    with Watched(io.FileIO(path)) as file:
+        assert files.bounded_read(file, path) == b'{"n": 1}'
+    assert asked == [9]
+
+
+@pytest.mark.parametrize("most", [4, 100])
+def test_a_file_that_grows_while_it_is_read_is_read_whole_within_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    path, fstat = tmp_path / "a", os.fstat
+    path.write_bytes(b"abc")
+
+    def grown(fd: int) -> os.stat_result:
+        before = fstat(fd)
+        path.write_bytes(b"abcdefgh")
+        return before
+
+    with files.open_file(path) as file, monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", grown)
+        if most > 8:
+            assert files.bounded_read(file, path, most) == b"abcdefgh"
+        else:
+            with pytest.raises(IntegrityError, match="more than 4 bytes"):
+                files.bounded_read(file, path, most)

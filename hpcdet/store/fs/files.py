@@ -216,7 +216,9 @@ def read(path: Path, most: int = LARGEST) -> bytes:
 def bounded_read(file: IO[bytes], path: Path, most: int = LARGEST) -> bytes:
     """Return the rest of an open file, with the bounds and errors of ``read``."""
     size = os.fstat(file.fileno()).st_size if isinstance(file, io.BufferedReader) else 0
-    data = b"" if size > most else file.read(most + 1)
+    data = b"" if size > most else file.read(size + 1)  # room for as much as is asked for is made
+    if len(data) > size:  # it has grown, or its size is not known
+        data += file.read(most + 1 - len(data))
     if size > most or len(data) > most:
         raise damaged(path, f"it has more than {most} bytes")
     return data

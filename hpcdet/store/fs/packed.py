@@ -63,13 +63,12 @@ def unit(name: str) -> str:
     return name if kind == "control" else f"{kind}/{rest.partition('/')[0]}"
 
 
-def _inside(path: Path) -> tuple[Path, str] | None:
+def _inside(path: Path) -> tuple[str, str] | None:
     """Return the folder whose archives may hold a path, and the path's name there."""
     match = _INSIDE.fullmatch(str(path))
     if match is None:
         return None
-    home, name = match[1] or match[3], match[2] or match[4]
-    return Path(home), name
+    return match[1] or match[3], match[2] or match[4]
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ def _zip(path: Path) -> zipfile.ZipFile:
         raise zipfile.BadZipFile(error.what) from None
 
 
-def archives(home: Path) -> Iterator[Archive]:
+def archives(home: Path | str) -> Iterator[Archive]:
     """Yield the archives in a folder, in order; a damaged one counts as absent."""
     return (read for read in _archives(home) if read is not None)
 
@@ -170,15 +169,15 @@ def damaged(home: Path) -> bool:
     return any(read is None for read in _archives(home))
 
 
-def _archives(home: Path) -> Iterator[Archive | None]:
+def _archives(home: Path | str) -> Iterator[Archive | None]:
     for number in itertools.count(1):
-        path = archive(home, number)
         try:
-            stat = os.stat(path)
+            # most have none, and a text costs less than a path at every file that is opened
+            stat = os.stat(f"{home}/{STEM}-{number}.zip")
         except OSError:
             return
         try:
-            yield _read(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+            yield _read(archive(Path(home), number), (stat.st_ino, stat.st_mtime_ns, stat.st_size))
         except OSError:
             yield None  # perhaps only now
 
