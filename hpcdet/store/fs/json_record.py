@@ -32,7 +32,7 @@ class JsonRecord:
     @classmethod
     def decode(cls, value: Mapping[str, Any]) -> Self:
         """Build a record. Raises ValueError: a value is missing or has another type."""
-        known = cls.__dataclass_fields__
+        known = {f.name: f for f in dataclasses.fields(cls)}
         given = {key: item for key, item in value.items() if key in known}
         for key in ("until", "length"):
             if isinstance(given.get(key), dict):
