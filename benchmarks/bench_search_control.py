@@ -26,6 +26,7 @@ sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 
 import control_waits  # noqa: E402
 import results  # noqa: E402
+from metadata_count import Metadata  # noqa: E402
 
 from hpcdet.control.leader import decision_log  # noqa: E402
 from hpcdet.control.leader.trial_cache import Sight  # noqa: E402
@@ -46,6 +47,9 @@ TURN_S = 15.0
 """Seconds between two turns of a daemon on a cluster (``daemon.interval``)."""
 
 TOP_LENGTH = 1000
+
+CHANGES = 100
+"""Trials that have reported in a turn of which others are quiet."""
 
 
 def search(trials: int, concurrent: int, length: int) -> dict[str, Any]:
@@ -166,10 +170,10 @@ class Live:
             self.batches[number] = 0
         assert len(self.writers) == len(scheduler.live)
 
-    def train(self, seconds: float) -> int:
-        """Everybody trains: a report every 10 s, progress every 5 s. Returns the reports."""
+    def train(self, seconds: float, first: int = 0) -> int:
+        """All, or the first ones, train: a report per 10 s, progress per 5 s. Returns reports."""
         reports = 0
-        for number, writer in self.writers.items():
+        for number, writer in list(self.writers.items())[: first or None]:
             phase = number % 10
             for second in range(int(self.seconds), int(self.seconds + seconds)):
                 if (second + phase) % 5 == 0:
@@ -196,31 +200,6 @@ class Live:
         return time.process_time() - cpu, time.perf_counter() - wall
 
 
-class Metadata:
-    """Counts what this process asks a file system's metadata server: opens, looks, listings."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._on = False
-        self._stat = os.stat
-        sys.addaudithook(self._hear)  # there is no way to take it away again
-
-    def _hear(self, event: str, _: Any) -> None:
-        self.count += self._on and event in ("open", "os.listdir", "os.scandir")
-
-    def _look(self, *args: Any, **options: Any) -> os.stat_result:
-        self.count += self._on
-        return self._stat(*args, **options)
-
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        os.stat, self._on = self._look, True  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            os.stat, self._on = self._stat, False  # type: ignore[assignment]
-
-
 def turns(folder: Path, trials: int, count: int) -> dict[str, Any]:
     live = Live(folder, trials)
     live.holder.sight = Sight(live.world.paths, live.world.clock, live.holder.facts.grows)
@@ -244,6 +223,26 @@ def turns(folder: Path, trials: int, count: int) -> dict[str, Any]:
     return {**found, "metadata": each}
 
 
+def quiet(folder: Path, trials: int, count: int) -> dict[str, Any]:
+    """Turns in which nothing happened, and turns in which 100 trials have reported."""
+    live = Live(folder, trials)
+    live.holder.sight = Sight(live.world.paths, live.world.clock, live.holder.facts.grows)
+    for _ in range(3):
+        live.train(TURN_S)
+        live.turn()
+    live.turn()
+    found: dict[str, Any] = {"nothing": [], "changes": []}
+    for _ in range(count):
+        found["nothing"].append(live.turn()[1])
+        live.train(10, CHANGES)  # one report each
+        found["changes"].append(live.turn()[1])
+    live.turn()
+    metadata = Metadata()
+    with metadata.counted():
+        live.turn()
+    return {**found, "metadata": metadata.count}
+
+
 # -- all of it -----------------------------------------------------------------------------------
 
 
@@ -259,6 +258,8 @@ def _part(what: str, trials: int, count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
         if what == "turns":
             return turns(Path(folder), trials, count)
+        if what == "quiet":
+            return quiet(Path(folder), trials, count)
         if what in ("places", "places-daemon"):
             return {
                 "s": control_waits.empty_places(
@@ -299,7 +300,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument(
-        "--part", choices=["turns", "latency", "restart", "places", "places-daemon"]
+        "--part", choices=["turns", "quiet", "latency", "restart", "places", "places-daemon"]
     )
     parser.add_argument("--trials", type=int, default=0)
     parser.add_argument("--n", type=int, default=0)
@@ -310,6 +311,7 @@ def main() -> None:
     long, live, count, judged = (500, 50, 4, 20) if given.quick else (10_000, 1000, 20, 100)
     restarts = _child("restart", long, 5)
     turned = _child("turns", live, count)
+    still = _child("quiet", 2 * live, count)
     waited = sorted(_child("latency", judged, 1)["s"])
     small = 8 if given.quick else 40
     empty = {who: _child(who, small, 1)["s"] for who in ("places", "places-daemon")}
@@ -336,6 +338,9 @@ def main() -> None:
         _row("processor per report, all of a turn", "us", each, None, count),
         _row(f"{live} live trials: memory", "MB", [turned["rss_mb"]], 300.0),
         _row("metadata operations per trial and turn", "", [turned["metadata"]], 2.0, count),
+        _row(f"{2 * live} live trials, a turn without news", "s", still["nothing"], 0.005),
+        _row("the same: metadata operations", "", [still["metadata"]], None),
+        _row(f"{2 * live} live trials, {CHANGES} have reported", "s", still["changes"], 0.2),
         _row(
             "report to directive, turns every 0.25 s: median",
             "s",
