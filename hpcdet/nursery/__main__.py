@@ -18,7 +18,8 @@ from types import FrameType
 
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))  # before imports
 
-from hpcdet.nursery import forked_rank, imports  # noqa: E402
+from hpcdet.nursery import imports  # noqa: E402
+from hpcdet.nursery.forked_rank import Descriptors, Rank  # noqa: E402
 from hpcdet.nursery.imports import Unfit  # noqa: E402
 from hpcdet.process import command_line, ranks, signals  # noqa: E402
 from hpcdet.warm import fork_messages, oom_kills  # noqa: E402
@@ -111,14 +112,12 @@ class Nursery:
             self._oom_kills = oom_kills.of_group()
         pids: list[int] = []
         try:
-            descriptors = forked_rank.Descriptors(request)
+            descriptors = Descriptors(request)
             try:
                 for own in request.ranks[self._node]:
                     group = pids[0] if pids else 0
-                    child = forked_rank.fork(
-                        self._program, request, own, group, descriptors, self._leave
-                    )
-                    pids.append(child)
+                    rank = Rank(self._program, request, own, group, descriptors, self._leave)
+                    pids.append(rank.fork())
             finally:
                 descriptors.close()
         except OSError as error:

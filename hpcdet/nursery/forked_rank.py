@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 from hpcdet.nursery.imports import MainModule
@@ -44,62 +45,57 @@ class Descriptors:
         os.close(self.log)
 
 
-def fork(
-    main: MainModule,
-    request: ForkRequest,
-    own: dict[str, str],
-    group: int,
-    descriptors: Descriptors,
-    leave: Callable[[], None],
-) -> int:
-    """Fork a rank, with notices blocked until it takes them itself; return its process.
+@dataclass(frozen=True)
+class Rank:
+    """A rank that is to be forked.
 
-    Args:
+    Attributes:
         own: what it has in its environment on top.
         group: the process group that it joins; 0: one of its own.
         leave: frees the child of what only its parent has.
     """
-    parent = os.getpid()
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signals.NOTICES)
-    try:
-        child = os.fork()
-        if child == 0:
-            _be(main, request, own, group, descriptors, leave, parent)
-        with contextlib.suppress(OSError):  # as the child does: whoever comes first
-            os.setpgid(child, group or child)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    return child
 
+    main: MainModule
+    request: ForkRequest
+    own: dict[str, str]
+    group: int
+    descriptors: Descriptors
+    leave: Callable[[], None]
 
-def _be(
-    main: MainModule,
-    request: ForkRequest,
-    own: dict[str, str],
-    group: int,
-    descriptors: Descriptors,
-    leave: Callable[[], None],
-    parent: int,
-) -> NoReturn:
-    """The rank. It never returns, whatever happens."""
-    code = 1
-    try:
-        os.setpgid(0, group)
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-        leave()
-        _begin_anew(request, own, descriptors)
-        main.run()  # which ends the process
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+    def fork(self) -> int:
+        """Fork it, with notices blocked until it takes them itself; return its process."""
+        parent = os.getpid()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signals.NOTICES)
+        try:
+            child = os.fork()
+            if child == 0:
+                self._be(parent)
+            with contextlib.suppress(OSError):  # as the child does: whoever comes first
+                os.setpgid(child, self.group or child)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        return child
+
+    def _be(self, parent: int) -> NoReturn:
+        """Be the rank. It never returns, whatever happens."""
+        code = 1
+        try:
+            os.setpgid(0, self.group)
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+            self.leave()
+            _begin_anew(self.request, self.own, self.descriptors)
+            self.main.run()  # which ends the process
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(BaseException):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
 
 
 def _begin_anew(request: ForkRequest, own: dict[str, str], descriptors: Descriptors) -> None:
