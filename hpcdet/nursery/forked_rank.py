@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
+import multiprocessing.process
 import os
 import random
 import signal
@@ -105,6 +105,8 @@ def _begin_anew(request: ForkRequest, own: dict[str, str], descriptors: Descript
         os.dup2(source, number)
     os.close(nothing)
     os.fchdir(descriptors.folder)
+    # a process that is spawned finds the main module from where this one is said to have begun
+    vars(multiprocessing.process)["ORIGINAL_DIR"] = os.getcwd()
     descriptors.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signals.forget()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import importlib.util
@@ -58,7 +59,7 @@ class MainModule:
             __package__=self.spec.parent,
             __spec__=self.spec,
         )
-        sys.modules["__main__"] = main
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = main  # as multiprocessing does
         sys.argv[0] = str(self.spec.origin)
         exec(self.code, vars(main))
 
@@ -87,6 +88,10 @@ def load(wanted: Iterable[str]) -> MainModule:
     package, _, own = RANK.rpartition(".")
     del sys.modules[RANK]
     delattr(sys.modules[package], own)
+    # what was printed meanwhile would be in each rank's output
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
     gc.collect()
     gc.freeze()  # what ranks have in common stays so: their collector leaves it alone
     return program

@@ -50,6 +50,9 @@ class Answer:
         pids: of ``forked``, in the order of the ranks.
         pid, code: of ``ended``, as ``subprocess`` has them.
         oom: the kernel killed it for memory.
+
+    Raises:
+        ValueError: a process of ``pids`` cannot be a rank: who kills its group kills others.
     """
 
     kind: Literal["ready", "cold", "forked", "refused", "ended"]
@@ -60,6 +63,10 @@ class Answer:
     pid: int = 0
     code: int = 0
     oom: bool = False
+
+    def __post_init__(self) -> None:
+        if any(pid <= 1 for pid in self.pids):
+            raise ValueError(f"{self.pids} are no ranks")
 
 
 def line(message: ForkRequest | Answer) -> bytes:

@@ -70,6 +70,7 @@ class WarmRanks:
         self._rest = b""
         self._number = 0
         self._answers: dict[int, Answer] = {}  # to the newest request, by node
+        self._forked: dict[int, list[ForkedRank]] = {}  # for it, by node
         self._ranks: dict[tuple[int, int], ForkedRank] = {}  # by node and process
         self._limit = 0.0
 
@@ -140,6 +141,7 @@ class WarmRanks:
             return None
         self._number += 1
         self._answers.clear()
+        self._forked.clear()
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         own = {n: v for n, v in launch.environment.items() if self._environ.get(n) != v}
         # on other nodes the descriptors of this process lead nowhere
@@ -160,13 +162,8 @@ class WarmRanks:
             if tell is not None:
                 tell(signal.SIGKILL)
             raise OSError(refused[0])
-        forked = {
-            (node, pid): self._rank(pid)
-            for node, answer in sorted(self._answers.items())
-            for pid in answer.pids
-        }
-        self._ranks |= forked
-        return RunningStep(launch, [*forked.values()], tell)
+        forked = [rank for _, ranks in sorted(self._forked.items()) for rank in ranks]
+        return RunningStep(launch, forked, tell)
 
     def _rank(self, pid: int) -> ForkedRank:
         """Return the rank of a process, which a launcher may have started on another node."""
@@ -203,9 +200,13 @@ class WarmRanks:
         return ""
 
     def _ask(self, request: ForkRequest) -> None:
+        whole, limit = memoryview(fork_messages.line(request)), time.monotonic() + _FORK_S
         try:
-            self._input.write(fork_messages.line(request))
-            self._input.flush()
+            while whole:
+                left_s = max(0.0, limit - time.monotonic())
+                if not select.select([], [self._input], [], left_s)[1]:
+                    raise TimeoutError(f"none in {_FORK_S} s")
+                whole = whole[os.write(self._input.fileno(), whole) :]
         except OSError as error:
             self._give_up(f"the nursery takes no requests: {error}")
             raise
@@ -258,6 +259,10 @@ class WarmRanks:
                 self.oom_kills += answer.oom
         elif answer.number == self._number:
             self._answers[answer.node] = answer
+            # at once: that one of them has ended may be the next that is heard
+            ranks = {(answer.node, pid): self._rank(pid) for pid in answer.pids}
+            self._forked[answer.node] = [*ranks.values()]
+            self._ranks |= ranks
 
     def _is_gone(self) -> bool:
         self._look()
