@@ -83,7 +83,7 @@ class Srun:
         """See ``common.RankLauncher``."""
         return (
             *("srun", _NO_MPI, "--overlap", "--mem=0", "--nodes=1", "--ntasks=1", "--relative=0"),
-            *("--cpus-per-task=1", "--cpu-bind=none", "--export=ALL", "--input=none"),
+            *("--cpus-per-task=1", "--cpu-bind=none", "--export=ALL", "--input=all"),
             *("--job-name=listener", *(arg for arg in args if arg.startswith("--account"))),
             *command,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,20 @@ def test_preemption_with_grace_requeues_the_told_task_alone(lab_b: Lab) -> None:
     assert [run.digest(trial) for trial in (1, 2, 3)] == [undisturbed(300, n) for n in (1, 2, 3)]
     restarts = {f"{job['ArrayJobId']}_{job['ArrayTaskId']}": job["Restarts"] for job in run.tasks()}
     assert restarts[run.claim(3).job] == "0", restarts
+
+
+def test_a_canceled_job_frees_its_nodes_once_its_worker_has_left(lab_b: Lab) -> None:
+    """Its step that listens hears TERM and lives on; the scheduler would kill it after KillWait."""
+    lab_b.cluster.reconfigure(replace(lab_b.cluster.options, kill_wait_s=150))
+    run = lab_b.submit(
+        config(300, ranks=2, data={"every": 10}, resources=PAIR),
+        pace=0.2,
+        site={"python": lab_b.fake},
+    )
+    run.until_attempts(1)
+    lab_b.cluster.check("scancel", run.task())
+    ended = ("CANCELLED", "COMPLETED", "FAILED")  # until then COMPLETING
+    until(lambda: run.tasks()[0]["JobState"] in ended, run.story, 120)
 
 
 def _end(run: Run, worker: str) -> WorkerEnd | None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -412,12 +413,31 @@ def test_the_listening_step_writes_down_what_it_hears(tmp_path: Path) -> None:
     assert {"--overlap", "--mem=0", "--ntasks=1"} <= set(argv)
     heard = tmp_path / "heard"
     command = [sys.executable, "-m", "hpcdet.worker.listener", str(heard)]
-    with subprocess.Popen(command) as listener:
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as listener:
+        assert listener.stdin is not None
         try:
+            listener.stdin.write(b"\n")
+            listener.stdin.flush()
             x.until(lambda: ignores(listener.pid, signal.SIGUSR1))  # the last thing before it waits
             for notice in (signal.SIGUSR2, signal.SIGTERM):
                 listener.send_signal(notice)
                 x.until(lambda name=notice.name: heard.exists() and heard.read_text() == name)
+            assert listener.poll() is None
+            listener.stdin.close()  # as if its worker were gone
+            assert listener.wait() == 0
+        finally:
+            listener.kill()
+
+
+def test_the_listening_step_listens_where_it_is_given_no_input(tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    command = [sys.executable, "-m", "hpcdet.worker.listener", str(heard)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as listener:
+        try:
+            x.until(lambda: ignores(listener.pid, signal.SIGUSR1))
+            time.sleep(0.2)
+            listener.send_signal(signal.SIGTERM)
+            x.until(lambda: heard.exists() and heard.read_text() == "SIGTERM")
             assert listener.poll() is None
         finally:
             listener.kill()

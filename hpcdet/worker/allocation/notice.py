@@ -12,13 +12,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from hpcdet.jobs.script import environment
 from hpcdet.launchers import opening as launchers
 from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.site import Site
 
-_END_S = 30
+_END_S = 10
 _LOOK_S = 0.5  # the listener's file lies on the file server
 
 
@@ -60,10 +61,19 @@ class Notices:
         self._file = file
         self._listener = subprocess.Popen(
             argv,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             env=environment.for_step(os.environ, site),
             start_new_session=True,
+            bufsize=0,
         )
+        with contextlib.suppress(BrokenPipeError):  # it has failed, and said why
+            self._input.write(b"\n")
+
+    @property
+    def _input(self) -> IO[bytes]:
+        assert self._listener is not None
+        assert self._listener.stdin is not None
+        return self._listener.stdin
 
     def heard(self) -> str:
         """Return the name of the first notice; "" while there is none."""
@@ -99,12 +109,15 @@ class Notices:
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         if self._listener is not None:
-            self._listener.terminate()  # a launcher makes it a kill of its step
-            try:
-                self._listener.wait(_END_S)
-            except subprocess.TimeoutExpired:  # it waits for a controller that is down
-                self._listener.kill()
-                self._listener.wait()
+            self._input.close()  # which ends it, if the launcher passes it on
+            # a launcher makes a kill of its step of the first, and may wait for its controller
+            for end in (self._listener.terminate, self._listener.kill):
+                try:
+                    self._listener.wait(_END_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    end()
+            self._listener.wait()
 
 
 def _wake_only(number: int, frame: FrameType | None) -> None:
