@@ -21,6 +21,8 @@ KINDS = _of("HPCDET_CHAOS_KINDS")
 """Kinds of blows, separated by blanks; all if empty."""
 EVERY_CALL = bool(_of("HPCDET_EVERY_CALL"))
 """True to exchange a folder before each call of a rank, not before a sample of them."""
+COLD_BITS = bool(_of("HPCDET_COLD_BITS"))
+"""True to disturb trials of cold ranks on Slurm, too; five minutes."""
 EFFECTS = int(_of("HPCDET_EFFECTS_EVERY", "3"))
 """At one in so many of its effects a controller dies; 1: at each, in five minutes."""
 ENTRYPOINTS = int(_of("HPCDET_ENTRYPOINTS_EVERY", "5"))

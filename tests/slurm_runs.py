@@ -155,6 +155,11 @@ class Run:
         ends = [End.read(attempt.end) for attempt in attempts]
         return [end.reason if end else "" for end in ends]
 
+    def notes(self, kind: str) -> list[dict[str, Any]]:
+        """The notes of a kind of all workers."""
+        journals = self.paths.root.glob("workers/*/journal.jsonl")
+        return [line for file in journals for line in journal.read(file) if line["kind"] == kind]
+
     def until_ended(self, number: int, trial: int = 1) -> None:
         """Wait until so many attempts of a trial have ended."""
         until(lambda: len([r for r in self.reasons(trial) if r]) >= number, self.story, 240)

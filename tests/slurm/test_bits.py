@@ -1,7 +1,8 @@
 """Bits on the private Slurm: however a trial is disturbed, it ends in the same state.
 
 Real ranks, over several nodes. Each test disturbs a trial at a random step in one way; the
-reference is the same trial undisturbed.
+reference is the same trial undisturbed, of ranks that import everything anew; those of the
+others are forked from a nursery, and with ``HPCDET_COLD_BITS`` once more not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 
 from hpcdet.store.folder.records import WorkerEnd
 from hpcdet.store.fs import journal
-from tests.dose import dice
+from tests import dose
 from tests.experiments import parent, processes_of, rank_pids, same_bits, strike, worker_pids
 from tests.slurm_runs import Lab, Run, config, urgent
 
@@ -23,22 +24,23 @@ pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 PACE = 0.2
 """Seconds per batch until the disturbance; a trial is 40 batches."""
 
-_references: dict[int, str] = {}
+_reference: list[str] = []
 
 
-def sized(ranks: int, **changes: Any) -> dict[str, Any]:
-    """A trial of so many ranks on two nodes."""
-    return config(resources={"slots_per_trial": ranks, "slots_per_node": ranks // 2}, **changes)
+def trial(**changes: Any) -> dict[str, Any]:
+    """A trial of two ranks on each of two nodes, which share the memory of their job."""
+    resources = {"slots_per_trial": 4, "slots_per_node": 2, "memory_per_slot": None}
+    return config(resources=resources, **changes)
 
 
-def reference(lab: Lab, ranks: int) -> str:
-    """Digest of the undisturbed trial of so many ranks; one run serves all tests."""
-    if ranks not in _references:
-        run = lab.submit(sized(ranks))
+def reference(lab: Lab) -> str:
+    """Digest of the undisturbed trial, of cold ranks; one run serves all tests."""
+    if not _reference:
+        run = lab.submit(trial(worker={"warm": "off"}))
         run.wait()
         assert run.reasons() == ["completed"], run.story()
-        _references[ranks] = run.digest()
-    return _references[ranks]
+        _reference.append(run.digest())
+    return _reference[0]
 
 
 def preempt(run: Run) -> None:
@@ -94,27 +96,30 @@ def speaks_pmix(lab: Lab) -> bool:
     return tried.returncode == 0 and shutil.which("mpirun") is not None
 
 
+@pytest.mark.parametrize("warm", ["auto", "off"] if dose.COLD_BITS else ["auto"])
 @pytest.mark.parametrize(
-    ("disturb", "reasons", "mode", "ranks"),
+    ("disturb", "reasons", "mode"),
     [
-        (preempt, {"preempted"}, "shared", 4),
-        (requeue, {"preempted"}, "per_trial", 2),
-        (kill_a_rank, {"lost"}, "shared", 2),
-        (kill_the_worker, {"lost", "preempted"}, "per_trial", 2),
-        (kill_the_searcher, set(), "shared", 2),
-        (kill_everything, {"lost", "preempted"}, "per_trial", 2),
-        (lose_a_node, {"lost", "preempted", "node_fail"}, "shared", 2),
-        (tell_the_script, set(), "per_trial", 2),
+        (preempt, {"preempted"}, "shared"),
+        (requeue, {"preempted"}, "per_trial"),
+        (kill_a_rank, {"lost"}, "shared"),
+        (kill_the_worker, {"lost", "preempted"}, "per_trial"),
+        (kill_the_searcher, set(), "shared"),
+        (kill_everything, {"lost", "preempted"}, "per_trial"),
+        (lose_a_node, {"lost", "preempted", "node_fail"}, "shared"),
+        (tell_the_script, set(), "per_trial"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_a_disturbed_trial_ends_with_the_bits_of_an_undisturbed_one(
-    lab: Lab, disturb: Callable[[Run], None], reasons: set[str], mode: str, ranks: int
+    lab: Lab, disturb: Callable[[Run], None], reasons: set[str], mode: str, warm: str
 ) -> None:
-    wanted = reference(lab, ranks)
-    step = dice(disturb.__name__).randrange(6, 20)
-    run = lab.submit(sized(ranks, worker={"mode": mode}), pace=PACE)
+    wanted = reference(lab)
+    step = dose.dice(disturb.__name__).randrange(6, 20)
+    run = lab.submit(trial(worker={"mode": mode, "warm": warm}), pace=PACE)
     run.until_batches(step)
+    cold = [line["why"] for line in run.notes("cold")]
+    assert bool(cold) == (warm == "off"), (cold, run.story())
     disturb(run)
     if reasons:
         run.until_attempts(2)

@@ -1,4 +1,4 @@
-"""Random blows against trials of two real ranks on two nodes of the private Slurm.
+"""Random blows against trials of two real ranks on one or two nodes of the private Slurm.
 
 See ``tests.chaos``; here the scheduler itself strikes, too.
 """
@@ -53,7 +53,9 @@ def test_random_blows_leave_the_bits_as_they_are(lab_b: Lab) -> None:
 
     def submit(lane: int, draw: random.Random, pace: float = chaos.PACE_S) -> Victim:
         mode = draw.choice(["shared", "per_trial"])
-        values = config(**chaos.CONFIG, worker={"mode": mode})
+        nodes = draw.choice([1, 2])  # two ranks on one node are forked from a nursery
+        resources = {"nodes": nodes, "slots_per_node": 2 // nodes, "memory_per_slot": None}
+        values = config(**chaos.CONFIG, worker={"mode": mode}, resources=resources)
         values["searcher"]["max_length"]["batches"] = chaos.BATCHES
         run = lab_b.submit(values, pace=pace)
         return Victim(run.paths, run.pace, draw, run=run)

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from hpcdet.store.fs import journal
 from tests.experiments import parent, rank_pids, same_bits, strike, until
-from tests.slurm_runs import Lab, Run, config
+from tests.slurm_runs import Lab, config
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
@@ -22,18 +21,12 @@ def trials(**worker: Any) -> dict[str, Any]:
     )
 
 
-def noted(run: Run, kind: str) -> list[dict[str, Any]]:
-    """The notes of a kind of all workers."""
-    journals = run.paths.root.glob("workers/*/journal.jsonl")
-    return [line for file in journals for line in journal.read(file) if line["kind"] == kind]
-
-
 def test_bits_are_those_of_cold_steps_whatever_is_killed(lab: Lab) -> None:
     cold = lab.submit(trials(warm="off"))
     cold.wait()
     warm = lab.submit(trials(), pace=0.2)
     warm.until_batches(6)
-    assert not noted(warm, "cold"), warm.story()
+    assert not warm.notes("cold"), warm.story()
     nurseries = {parent(pid) for pid in rank_pids(warm.paths)}
     assert len(rank_pids(warm.paths)) == 4 and len(nurseries) == 2
     strike(rank_pids(warm.paths)[-1:])
@@ -51,7 +44,7 @@ def test_bits_are_those_of_cold_steps_whatever_is_killed(lab: Lab) -> None:
     again = {parent(pid) for pid in rank_pids(warm.paths)}
     assert len(again) == 2
     strike([min(again)])
-    until(lambda: bool(noted(warm, "cold")), warm.story)
+    until(lambda: bool(warm.notes("cold")), warm.story)
     warm.faster()
     warm.wait()
     assert warm.reasons(1) == ["lost", "preempted", "completed"], warm.story()
