@@ -21,7 +21,7 @@ from hpcdet.search.api.events import Create, Report, SegmentEnd, Start
 from hpcdet.search.api.ranking import entry
 from hpcdet.search.api.sampling import Observation
 from hpcdet.search.halving.bracket_state import DONE, OPEN, Books, HalvingState, StateView, Trials
-from hpcdet.search.samplers import subprocess_sampler
+from hpcdet.search.samplers import optuna_samplers, subprocess_sampler
 from hpcdet.search.samplers.optuna_samplers import RECENT, Model, ModelBased
 from hpcdet.search.samplers.subprocess_sampler import Elsewhere
 from hpcdet.space.space import Space
@@ -209,6 +209,33 @@ def test_any_space_can_be_modelled() -> None:
         assert low <= params["opt"]["lr"] <= high and params["layers"][1] == 7
     values = [loss for *_, loss in history.rows if loss is not None]
     assert statistics.mean(values[-12:]) < statistics.mean(values[:12])
+
+
+@pytest.mark.parametrize("model", ["tpe", "nsga2"])
+def test_without_conditions_optuna_is_told_what_it_would_find_in_all_trials(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat = {
+        "z": {"type": "loguniform", "low": 1e-3, "high": 1},
+        "only": {"type": "categorical", "vals": ["x"]},
+        "size": {"type": "categorical", "vals": ["s", "m", "l"], "ordered": True},
+        "depth": {"type": "int", "minval": 2, "maxval": 9, "step": 3},
+        "batch": {"type": "log_int", "low": 1, "high": 512},
+        "act": {"a": {"type": "categorical", "vals": ["relu", None]}},
+        **BOWL,
+    }
+    space, history = Space(flat), History()
+    for number in range(1, 31):
+        history.known[number] = space.sample(5, number)
+        history.rows.append((number, 1 + number % 2, bowl(history.known[number])))
+    sampler = ModelBased(space, 5, model, random_fraction=0.0, startup=8, population=8)
+    found = optuna_samplers.library().search_space.IntersectionSearchSpace(include_pruned=True)
+    known = optuna_samplers._study(None, sampler._project(history), 1)
+    seen = {name: one for name, one in found.calculate(known).items() if not one.single()}
+    assert list((sampler._together or {}).items()) == list(seen.items()) and "only" not in seen
+    told = [sampler.suggest(history, number) for number in range(31, 41)]
+    monkeypatch.setattr(ModelBased, "_together", None)
+    assert [sampler.suggest(history, number) for number in range(31, 41)] == told
 
 
 def test_what_a_model_sees_is_bounded() -> None:

@@ -124,7 +124,7 @@ class ModelBased:
             return self.space.sample(self.seed, number)
         for redraw in range(MAX_REDRAWS):
             study = _study(self._sampler(number, redraw), known, self.objectives)
-            found = self.space.build(_Draw(study, number))
+            found = self.space.build(_Draw(study, number, self._together))
             if found is not None:
                 return found
         return self.space.sample(self.seed, number)
@@ -132,6 +132,18 @@ class ModelBased:
     def has_learned(self, view: View, number: int) -> bool:
         """True if the model suggests this trial's hyperparameters."""
         return not self._draws(number) and bool(self._results(view)[1])
+
+    @functools.cached_property
+    def _together(self) -> dict[str, BaseDistribution] | None:
+        """The distributions that are modelled together; None where they differ between trials.
+
+        Without conditions all trials have everything. To find that out Optuna would compare the
+        distributions of all trials, for each suggestion.
+        """
+        if self.space.conditional:
+            return None
+        found = {dotted(axis.at): to_distribution(domain) for axis, domain in self.space.axes}
+        return {name: found[name] for name in sorted(found) if not found[name].single()}
 
     def _draws(self, number: int) -> bool:
         return uniform(bits(self.seed, number, ("", "model"))) < self.random_fraction
@@ -221,12 +233,15 @@ class ModelBased:
 class _Draw:
     """Chooses the values of one suggestion, as ``Space.build`` asks for them."""
 
-    def __init__(self, study: optuna.Study, number: int) -> None:
+    def __init__(
+        self, study: optuna.Study, number: int, together: dict[str, BaseDistribution] | None
+    ) -> None:
         self.sampler = sampler = study.sampler
         self.study = study
         self.trial = _trial(number, None, [])
-        space = sampler.infer_relative_search_space(self.study, self.trial)
-        self.together = sampler.sample_relative(self.study, self.trial, space)
+        if together is None:
+            together = sampler.infer_relative_search_space(self.study, self.trial)
+        self.together = sampler.sample_relative(self.study, self.trial, together)
 
     def __call__(self, axis: Axis, domain: Domain) -> Any:
         if isinstance(domain, Const):
