@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hpcdet.space.space import Space
 
 
-@dataclass(frozen=True)
-class Observation:
+class Observation(NamedTuple):
     """The result of one trial at one length.
 
     Attributes:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdet.errors import ConfigError, HpcdetError
@@ -55,7 +55,7 @@ class Elsewhere(Around):
             "population": self.sampler.population,
             "number": number,
             "params": list(view.params().items()),
-            "observations": [astuple(o) for o in view.observations(self.sampler.most)],
+            "observations": list(view.observations(self.sampler.most)),
             "open": view.open(),
         }
         code, answer, errors = self._ask(json.dumps(question))
