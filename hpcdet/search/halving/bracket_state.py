@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -183,15 +184,14 @@ class StateView:
         brackets = self.state.brackets
         lengths = {length for books in brackets for length in books.rungs}
         for length in sorted(lengths, reverse=True):
-            found = [
-                entry
+            rankings = [
+                books.scores[books.rungs.index(length)]
                 for books in brackets
                 if length in books.rungs
-                for entry in books.scores[books.rungs.index(length)]
             ]
-            found.sort()
+            found = rankings[0] if len(rankings) == 1 else sorted(itertools.chain(*rankings))
             if most is not None and len(found) > 2 * most:
-                last = sorted(entry[2] for entry in found)[-most]
+                last = sorted([entry[2] for entry in found])[-most]
                 others = (one for one in found[most:] if one[2] >= last or one[2] in having_a_place)
                 found = [*found[:most], *others]
             for entry in found:
