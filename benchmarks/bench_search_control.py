@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,9 @@ TURN_S = 15.0
 """Seconds between two turns of a daemon on a cluster (``daemon.interval``)."""
 
 TOP_LENGTH = 1000
+
+JUDGED = {"directives": "random", "directives-tpe": "tpe"}
+"""Parts that time directives, and the samplers of their searches."""
 
 CHANGES = 100
 """Trials that have reported in a turn of which others are quiet."""
@@ -268,6 +271,8 @@ def _part(what: str, trials: int, count: int) -> dict[str, Any]:
             }
         if what == "latency":
             return {"s": control_waits.latencies(Path(folder), trials, 0.25)}
+        if what in JUDGED:
+            return dict(control_waits.directives(Path(folder), JUDGED[what], trials, count))
         made = world(Path(folder), trials, 100)
         long_search(made, trials)
         found: dict[str, Any] = {"with": [], "without": []}
@@ -296,11 +301,33 @@ def _row(
     }
 
 
+def directives(sizes: Sequence[int], count: int) -> list[results.Row]:
+    """From a report to its directive when a turn is made at once, without a model and with one."""
+    rows = []
+    for trials in sizes:
+        for part, sampler in JUDGED.items():
+            found = _child(part, trials, count)
+            for kind, goal in (("wall", 0.02), ("cpu", 0.02), ("floor", None)):
+                took = sorted(found[kind])
+                what = f"report to directive, turn at once, {sampler}, {trials} trials: {kind}"
+                rows.append(_row(f"{what}, median", "s", took, None))
+                p95 = [took[int(0.95 * (len(took) - 1))]]
+                rows.append(_row(f"{what}, p95", "s", p95, goal, count))
+    return rows
+
+
+def free_places(who: str, waited: list[float]) -> list[results.Row]:
+    what = f"free place to next start, {who} decides"
+    longest = _row(f"{what}: longest", "s", [max(waited)], None, len(waited))
+    return [_row(f"{what}: median", "s", waited, None), longest]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument(
-        "--part", choices=["turns", "quiet", "latency", "restart", "places", "places-daemon"]
+        "--part",
+        choices=["turns", "quiet", "latency", "restart", "places", "places-daemon", *JUDGED],
     )
     parser.add_argument("--trials", type=int, default=0)
     parser.add_argument("--n", type=int, default=0)
@@ -349,27 +376,12 @@ def main() -> None:
             judged,
         ),
         _row("report to directive, turns every 0.25 s: p95", "s", [p95], None, judged),
-        _row("free place to next start, a worker decides: median", "s", empty["places"], None),
-        _row(
-            "free place to next start, a worker decides: longest",
-            "s",
-            [max(empty["places"])],
-            None,
-            len(empty["places"]),
+        *(
+            row
+            for who, part in (("a worker", "places"), ("a searcher", "places-daemon"))
+            for row in free_places(who, empty[part])
         ),
-        _row(
-            "free place to next start, a searcher decides: median",
-            "s",
-            empty["places-daemon"],
-            None,
-        ),
-        _row(
-            "free place to next start, a searcher decides: longest",
-            "s",
-            [max(empty["places-daemon"])],
-            None,
-            len(empty["places-daemon"]),
-        ),
+        *directives((30,) if given.quick else (200, 1000), 5 if given.quick else 100),
     ]
     print(f"a snapshot of {long} trials has {restarts['bytes'] / 1e6:.1f} MB")
     width = max(len(row["what"]) for row in rows) + 2
