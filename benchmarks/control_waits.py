@@ -141,7 +141,8 @@ class Judged:
         self.live = dict.fromkeys(self.running()[-PLACES:])
         for worker, number in zip(made.play().start_all(), self.live, strict=True):
             self.claim(worker, number)
-        for _ in range(3):  # what has just begun is looked at twice
+        # what has just begun is looked at twice, and of paused trials a hundred in each turn
+        for _ in range(3 + len(self.plans) // 100):
             self.turn()
 
     def remember(self) -> None:
