@@ -18,13 +18,17 @@ from hpcdet.registry.registered_models import Version
 
 
 def compare(
-    ids: Sequence[str], find: Callable[[str], Reference], registry: Callable[[], Path]
+    ids: Sequence[str],
+    find: Callable[[str], Reference],
+    registry: Callable[[], Path],
+    facts_of: Callable[[Reference], Facts] = collect,
 ) -> tuple[list[ComparedView], list[str]]:
     """Return experiments, trials and versions (``model:NAME:3``) side by side, and warnings.
 
     Args:
         find: returns the experiment or trial of an id.
         registry: returns the registry's folder; asked only where a version is named.
+        facts_of: returns the facts of an experiment or trial.
 
     Raises:
         UsageError: they are not at least two different ones, or one is no name of a version.
@@ -37,7 +41,7 @@ def compare(
             sides.setdefault(version.name, facts(version))
         else:
             found = replace(find(id), attempt=0)
-            sides.setdefault(found, collect(found))
+            sides.setdefault(found, facts_of(found))
     return side_by_side.table(list(sides.values()))
 
 

@@ -20,7 +20,6 @@ from hpcdet.read import listing
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.explanation import findings
 from hpcdet.read.listing import Filters
-from hpcdet.read.lookup import all_experiments
 from hpcdet.read.usage import usage_table
 from hpcdet.read.views import logs, measured, views
 from hpcdet.read.views.items import keys
@@ -243,7 +242,7 @@ class Api:
     def compare(self, request: Request, query: Query) -> Response:
         """Return items of ``compare``."""
         rows, warnings = versions_beside_trials.compare(
-            query.words("ids"), self._sources.reference, lambda: self._registry
+            query.words("ids"), self._sources.reference, lambda: self._registry, self._sources.facts
         )
         return envelope(request, "compare", rows, warnings)
 
@@ -259,10 +258,7 @@ class Api:
     def usage(self, request: Request, query: Query) -> Response:
         """Return items of ``usage``."""
         by = usage_table.checked(query.words("by") or ["user", "project"])
-        rows, warnings = all_experiments.of_each(
-            self._sources.experiments(),
-            lambda paths: usage_table.of_experiment(paths, by),
-        )
+        rows, warnings = self._sources.usage(self._sources.experiments(), by)
         return envelope(request, "usage", usage_table.table(rows, by), warnings)
 
     def _answer(

@@ -24,7 +24,6 @@ from hpcdet.errors import NotFound
 from hpcdet.read import catalog, listing, report
 from hpcdet.read.explanation import findings
 from hpcdet.read.listing import Filters
-from hpcdet.read.lookup import all_experiments
 from hpcdet.read.lookup.escapes import escaped
 from hpcdet.read.report import ReportOptions, embedded
 from hpcdet.read.usage import usage_table
@@ -100,10 +99,7 @@ class Pages:
     def _list(self, request: Request) -> Response:
         Query(request, ())
         rows, warnings = listing.listed(self._sources.root, Filters(), sort="-created")
-        spent, _ = all_experiments.of_each(
-            self._sources.experiments()[-_SHOWN:],
-            lambda paths: usage_table.of_experiment(paths, ("state",)),
-        )
+        spent, _ = self._sources.usage(self._sources.experiments()[-_SHOWN:], ("state",))
         more = len(rows) - _SHOWN
         parts = [
             PagePart(
@@ -151,11 +147,11 @@ class Pages:
         Query(request, ())
         paths, number = self._sources.find(request.path_params["id"]), request.path_params["trial"]
         with self._sources.gathered(paths) as gathered:
-            if gathered.trial(number) is None:
+            if (trial := gathered.trial(number)) is None:
                 raise NotFound(f"no trial {number}", where=paths.id)
-            row = next(one for one in views.trials(gathered) if one.trial == number)
+            params = trial.record.params if trial.record else {}
             known = findings.explain(gathered, number)
-            attempts = [one for one in views.attempts(gathered) if one.trial == number]
+            attempts = views.attempts(gathered, number)
             kept = views.checkpoints(gathered, number)
             lines = itertools.chain.from_iterable(
                 logs.read(source, whole=False) for source in logs.sources(paths, trial=number)
@@ -172,7 +168,7 @@ class Pages:
                 "hyperparameters",
                 "Hyperparameters",
                 ("Name", "Value"),
-                [_cells(name, value) for name, value in row.hyperparameters.items()],
+                [_cells(name, value) for name, value in params.items()],
             ),
             PagePart(
                 "attempts",
@@ -211,7 +207,7 @@ class Pages:
     def _compare(self, request: Request) -> Response:
         ids = Query(request, ("ids",)).words("ids")
         rows, warnings = versions_beside_trials.compare(
-            ids, self._sources.reference, lambda: self._registry
+            ids, self._sources.reference, lambda: self._registry, self._sources.facts
         )
         names = list(dict.fromkeys(id for row in rows for id in row.values))
         parts = [
@@ -268,9 +264,7 @@ class Pages:
         by = usage_table.checked(
             Query(request, ("by",)).words("by") or ["user", "project", "month"]
         )
-        rows, warnings = all_experiments.of_each(
-            self._sources.experiments(), lambda paths: usage_table.of_experiment(paths, by)
-        )
+        rows, warnings = self._sources.usage(self._sources.experiments(), by)
         part = _hours(usage_table.table(rows, by), by)
         python = "# as data: hpcdet usage -o json"
         page = Page("Usage", [part], f"hpcdet usage --by {','.join(by)}", python)

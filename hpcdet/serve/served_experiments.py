@@ -6,14 +6,18 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from hpcdet.errors import NotFound
+from hpcdet.read.comparison import facts
+from hpcdet.read.comparison.facts import Facts
 from hpcdet.read.experiment.gather import Gathered, Memory
-from hpcdet.read.lookup import find
+from hpcdet.read.lookup import all_experiments, find
 from hpcdet.read.lookup.find import Reference
+from hpcdet.read.usage import usage_table
+from hpcdet.read.usage.usage_table import UsageOfOne
 from hpcdet.store.folder.layout import ExperimentPaths
 
 _ID = re.compile(r"[A-Za-z0-9@][A-Za-z0-9._@-]*")
@@ -75,13 +79,36 @@ class ServedExperiments:
         return find.reference(f"{paths.id}/{number}", self.root)
 
     @contextmanager
-    def gathered(self, paths: ExperimentPaths) -> Iterator[Gathered]:
-        """Yield the contents of an experiment's folder, a second old at most, to one thread."""
+    def gathered(self, paths: ExperimentPaths, *, asked: bool = True) -> Iterator[Gathered]:
+        """Yield the contents of an experiment's folder, a second old at most, to one thread.
+
+        Args:
+            asked: it is asked for by name, so that it stays in memory, if need be for another one;
+                False, as one of many: where there is room.
+        """
         with self._lock:
             look = self._kept.get(paths) or _Look(paths)
-            self._kept[paths] = look
-            self._kept.move_to_end(paths)
+            if asked or paths in self._kept or len(self._kept) < _KEPT:
+                self._kept[paths] = look
+            if asked:
+                self._kept.move_to_end(paths)
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         with look.lock:
             yield look.now()
+
+    def facts(self, found: Reference) -> Facts:
+        """Return the facts of an experiment or trial for a comparison."""
+        with self.gathered(found.paths) as gathered:
+            return facts.collect(found, gathered=gathered)
+
+    def usage(
+        self, experiments: Iterable[ExperimentPaths], by: Sequence[str]
+    ) -> tuple[list[list[UsageOfOne]], list[str]]:
+        """Return the use of each experiment by keys (``usage_table.KEYS``), and warnings."""
+
+        def of_one(paths: ExperimentPaths) -> list[UsageOfOne]:
+            with self.gathered(paths, asked=False) as gathered:
+                return usage_table.of_experiment(gathered, by)
+
+        return all_experiments.of_each(experiments, of_one)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpcdet.errors import UsageError
+from hpcdet.read.usage import usage_table
+from hpcdet.read.views import measured
 from hpcdet.read.views.logs import LogLine
 from hpcdet.serve import endpoints, served_experiments
 from hpcdet.serve.served_experiments import ServedExperiments
 from hpcdet.store.fs import json_record
-from tests.builders import sweep
+from tests.builders import Builder, sweep
 
 
 def line(text: str) -> LogLine:
@@ -58,6 +61,41 @@ def test_requests_that_come_together_share_a_look(
     monkeypatch.setattr(served_experiments, "_TOGETHER_S", 0.0)
     with served.gathered(paths) as third:
         assert third is not first
+
+
+def test_lists_go_over_what_is_in_memory_and_evict_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_experiments, "_KEPT", 2)
+    every = [sweep(tmp_path / f"digits-{number}").paths for number in range(4)]
+    served = ServedExperiments(tmp_path)
+    for paths in every[2:]:
+        with served.gathered(paths):
+            pass
+    rows, warnings = served.usage(every, ("user",))
+    assert (len(rows), warnings) == (4, [])
+    assert [*served._kept] == every[2:]
+    expected = [usage_table.of_experiment(paths, ("user",)) for paths in every]
+    assert rows == expected
+
+
+def test_a_few_points_of_each_trial_do_not_hold_all_of_them(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    for _ in range(40):
+        attempt = built.trial(hidden=1).attempt()
+        for step in range(1, 201):
+            attempt.metrics("training", step, loss=1.0 / step)
+
+    def peak(points: int) -> tuple[int, int]:
+        tracemalloc.start()
+        rows = measured.metrics(built.paths, points=points)
+        held = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return len(rows), held
+
+    (every, whole), (few, thinned) = peak(200), peak(2)
+    assert (every, few) == (8000, 80)
+    assert thinned < whole / 4
 
 
 def test_numbers_that_are_not_finite_are_words() -> None:

@@ -44,9 +44,13 @@ class Facts:
     warnings: list[str] = field(default_factory=list)
 
 
-def collect(found: Reference, name: str = "") -> Facts:
-    """Return the facts of an experiment or trial, under its id or another name."""
-    gathered = gather(found.paths)
+def collect(found: Reference, name: str = "", gathered: Gathered | None = None) -> Facts:
+    """Return the facts of an experiment or trial, under its id or another name.
+
+    Args:
+        gathered: the contents of its folder, where they are known.
+    """
+    gathered = gathered or gather(found.paths)
     name = name or str(Reference(found.paths, found.trial))
     view = status(gathered)
     best = view.best.trial if view.best else 0
@@ -121,17 +125,15 @@ def data_entries(gathered: Gathered) -> Iterator[Mapping[str, Any]]:
 
 def _environment(gathered: Gathered, trial: int) -> FingerprintView | None:
     """Return the environment of the newest attempt of a trial, or of any; None without one."""
-    known = fingerprints(gathered)
-    own = [one for one in known if any(name.startswith(f"{trial}.") for name in one.attempts)]
+    known = fingerprints(gathered, trial)
     if trial:
-        newest = max(own, key=lambda one: _last(one, trial), default=None)
-        return newest
+        return max(known, key=_last, default=None)
     return known[-1] if known else None
 
 
-def _last(one: FingerprintView, trial: int) -> int:
-    names = (name.split(".") for name in one.attempts)
-    return max(int(attempt) for of, attempt in names if int(of) == trial)
+def _last(one: FingerprintView) -> int:
+    """Return the number of the last attempt, of one trial, that ran in an environment."""
+    return max(int(name.partition(".")[2]) for name in one.attempts)
 
 
 def _add_environment(of: dict[What, dict[str, Any]], ran: FingerprintView) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -27,6 +28,7 @@ def metrics(
     name: str = "*",
     group: str = "*",
     superseded: bool = False,
+    points: int | None = None,
 ) -> list[Row]:
     """Return rows ``trial, group, step, name, value, time, attempt, superseded``, in written order.
 
@@ -39,17 +41,18 @@ def metrics(
         name: glob over the metric's name, as ``group`` over its group; ``*`` means all groups that
             the code reported, and not those of ``timing``.
         superseded: hand out superseded rows, too.
+        points: at most so many of each trial, group and name: evenly, with the first and last.
 
     Returns:
         ``value`` is a number, or ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, or what the code
         reported as structured value. ``step`` counts batches, ``time`` is ISO 8601 UTC.
     """
-    return [
-        row
-        for each in gather(source).chosen(trial)
-        for row in of_trial(each, measured=timing.wanted(group), name=name, group=group)
-        if superseded or not row["superseded"]
-    ]
+    found: list[Row] = []
+    for each in gather(source).chosen(trial):
+        rows = of_trial(each, measured=timing.wanted(group), name=name, group=group)
+        wanted = [row for row in rows if superseded or not row["superseded"]]
+        found += wanted if points is None else _thinned(wanted, points)
+    return found
 
 
 def of_trial(
@@ -74,6 +77,18 @@ def _written(trial: GatheredTrial, measured: bool) -> Iterator[Row]:
             yield from timing.rows(trial.number, attempt)
         for line in attempt.of_kind("metrics"):
             yield from told(trial.number, attempt.number, line)
+
+
+def _thinned(rows: list[Row], points: int) -> list[Row]:
+    places: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        places[row["group"], row["name"]].append(place)
+    kept: set[int] = set()
+    for one in places.values():
+        step = max(1.0, (len(one) - 1) / max(1, points - 1))
+        chosen = {round(number * step) for number in range(min(points, len(one)))}
+        kept |= {one[number] for number in chosen if number < len(one)}
+    return [row for place, row in enumerate(rows) if place in kept]
 
 
 def told(trial: int, attempt: int, line: Line) -> Iterator[Row]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from hpcdet import units
 from hpcdet.read.experiment import states, timing
@@ -13,6 +14,7 @@ from hpcdet.read.explanation.finding_view import Commands, FindingView, finding
 from hpcdet.read.usage import beyond_rungs, costs, slot_hours
 from hpcdet.read.views import describe, logs, timeline, views
 from hpcdet.read.views.items import text
+from hpcdet.read.views.trials import AttemptView
 from hpcdet.read.views.views import StatusView
 from hpcdet.store.folder import home
 from hpcdet.store.objects import copy_records
@@ -60,26 +62,31 @@ def _explain(gathered: Gathered, trial: int, words: Commands) -> Iterator[Findin
     yield from _copies(gathered, words)
     yield from _rungs(gathered)
     yield from _starting(gathered, trial, words)
+    attempts = views.attempts(gathered, trial)
+    of_trial: dict[int, list[AttemptView]] = defaultdict(list)
+    for attempt in attempts:
+        of_trial[attempt.trial].append(attempt)
     for row in item.trials:
         if trial in (0, row.trial):
-            yield from trial_findings.trial(gathered, row, words)
+            yield from trial_findings.trial(gathered, row, of_trial[row.trial], words)
             if (found := gathered.trial(row.trial)) is not None:
                 yield from trial_findings.said(found, row)
                 for one in timing.findings(found):
                     yield finding("slow", row.id, f"slow: {one.finding}", one.next)
             if trial and (said := timeline.decided(gathered).get(trial)):
                 yield finding("decision", row.id, f"the searcher decided: {said}")
-    yield from _printed(gathered, trial, queued=item.health == "queued")
+    yield from _printed(gathered, attempts, queued=item.health == "queued")
 
 
-def _printed(gathered: Gathered, trial: int, *, queued: bool) -> Iterator[FindingView]:
+def _printed(
+    gathered: Gathered, attempts: Sequence[AttemptView], *, queued: bool
+) -> Iterator[FindingView]:
     """Find what jobs printed whose attempts failed, or that ended before a worker took a trial.
 
     Only there a module that is missing is named, or another line of the site's ``setup`` that
     failed.
     """
-    rows = views.attempts(gathered, trial)
-    by_number = [(row.worker.partition("-")[0], row) for row in rows]
+    by_number = [(row.worker.partition("-")[0], row) for row in attempts]
     took = [(int(number), row) for number, row in by_number if number.isdecimal()]
     failed = {n: row.job for n, row in took if row.reason in ("user_error", "launch_failed")}
     told = (line for line in reversed(gathered.decisions) if line["kind"] == "state")

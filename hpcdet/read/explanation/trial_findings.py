@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hpcdet import units
 from hpcdet.read.experiment import changes
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 from hpcdet.read.explanation.finding_view import Commands, FindingView, finding
 from hpcdet.read.lookup import lineage
-from hpcdet.read.views import describe, logs, timeline, views
+from hpcdet.read.views import describe, logs, timeline
 from hpcdet.read.views.items import text
 from hpcdet.read.views.list_rows import TrialStatusView
 from hpcdet.read.views.trials import AttemptView, seconds
@@ -46,9 +46,10 @@ def said(trial: GatheredTrial, row: TrialStatusView) -> Iterator[FindingView]:
         yield finding("state", row.id, what, cure)
 
 
-def trial(gathered: Gathered, row: TrialStatusView, words: Commands) -> Iterator[FindingView]:
+def trial(
+    gathered: Gathered, row: TrialStatusView, attempts: Sequence[AttemptView], words: Commands
+) -> Iterator[FindingView]:
     """Find why a trial failed, began again, or waits, and what it began from."""
-    attempts = views.attempts(gathered, row.trial)
     failed = [a for a in attempts if a.reason in ("user_error", "oom", "launch_failed")]
     if row.state == "ERROR" or failed:
         last = (failed or attempts)[-1:]

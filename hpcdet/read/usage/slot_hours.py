@@ -8,7 +8,7 @@ hpcdet's own records elsewhere (``store.cost.budget``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from hpcdet.read.experiment.gather import Gathered, GatheredAttempt
 from hpcdet.read.usage import costs
@@ -89,13 +89,9 @@ def pieces(gathered: Gathered, now: float) -> list[SlotPiece]:
         for trial in gathered.trials
         for attempt in trial.attempts
     }
-    found = [
-        piece
-        for span in spans(gathered, now)
-        for piece in _span(span, attempts.get((span.trial, span.attempt)))
-    ]
+    found = [span for span in spans(gathered, now) if span.kind != "paused"]
     account = costs.account_of(gathered, now)
-    held = sum(piece.slot_s for piece in found if piece.kind != "queued")
+    held = sum(span.slot_s for span in found if span.kind != "waiting")
     scale = account.training_slot_s / held if held else 0.0
     rows = [
         SlotPiece(
@@ -111,7 +107,9 @@ def pieces(gathered: Gathered, now: float) -> list[SlotPiece]:
         begun = account.begun or now
         rows.append(SlotPiece("overhead", 0, begun, now, account.training_slot_s))
     scaled = (
-        one if one.kind == "queued" else replace(one, slot_s=one.slot_s * scale) for one in found
+        piece
+        for span in found
+        for piece in _span(span, attempts.get((span.trial, span.attempt)), scale)
     )
     return [*scaled, *rows]
 
@@ -133,15 +131,17 @@ def total(found: Iterable[SlotHoursView]) -> SlotHoursView:
     return SlotHoursView(**{n: round(sum(getattr(row, n) for row in rows), 6) for n in names})
 
 
-def _span(span: Span, attempt: GatheredAttempt | None) -> Iterator[SlotPiece]:
-    kind = {"waiting": "queued"}.get(span.kind, span.kind)
-    shares = [(kind, 1.0)] if kind != "paused" else []
+def _span(span: Span, attempt: GatheredAttempt | None, scale: float) -> Iterator[SlotPiece]:
+    """Yield the pieces of a span; ``scale``: what was charged for a slot-second that was held."""
+    kind, scale = ("queued", 1.0) if span.kind == "waiting" else (span.kind, scale)
+    shares: Iterable[tuple[str, float]] = [(kind, 1.0)]
     if kind == "training" and attempt is not None:
-        shares = [*_shares(attempt, span)]
+        shares = _shares(attempt, span)
     elif kind == "lost" and attempt is not None and attempt.end is not None:
         shares = [("lost" if attempt.end.reason in NO_FAULT else "failed", 1.0)]
     for name, share in shares:
-        yield SlotPiece(name, span.trial, span.start, span.end, span.slot_s * share)
+        slot_s = span.slot_s * share * scale
+        yield SlotPiece(name, span.trial, span.start, span.end, slot_s)
 
 
 def _shares(attempt: GatheredAttempt, span: Span) -> Iterator[tuple[str, float]]:

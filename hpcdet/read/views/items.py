@@ -7,11 +7,11 @@ is its description in the JSON Schema and in ``docs/reference/json.md`` (``make 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from hpcdet.store.fs.json_record import plain
+from hpcdet.units import Length
 
 
 class ViewPart:
@@ -21,24 +21,34 @@ class ViewPart:
 OPTIONAL = {"optional": True}
 """Metadata of a field that is left out where it is None."""
 
-_SCALARS = (str, int, float, type(None))
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
 def encode(item: Any) -> Any:
     """Return an item as plain data; ``from_`` becomes ``from``."""
-    return plain(item, _leaf)
+    kind: type = type(item)
+    if kind in _SCALARS:  # most of what thousands of items hold
+        return item
+    if kind is Length:
+        return item.encode()
+    if known := keys(kind):
+        return _encode_fields(item, known)
+    if isinstance(item, Mapping):
+        return {key: encode(each) for key, each in item.items()}
+    if isinstance(item, list | tuple):
+        return [encode(each) for each in item]
+    return item
 
 
-def _leaf(value: object) -> Any:
+def _encode_fields(item: Any, known: Sequence[tuple[str, str, bool]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    known = keys(type(value))  # type: ignore[arg-type]  # any class can be hashed
     for name, key, optional in known:
-        each = getattr(value, name)
+        each = getattr(item, name)
         if isinstance(each, ViewPart):
             found |= encode(each)
         elif each is not None or not optional:
-            found[key] = each if isinstance(each, _SCALARS) else encode(each)
-    return found if known else value
+            found[key] = encode(each)
+    return found
 
 
 @functools.cache

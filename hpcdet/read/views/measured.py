@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -69,18 +68,20 @@ def metrics(  # noqa: PLR0913 - what to choose, one by one
         larger: of the best, larger values are better; the searcher's own have their direction.
         every: every Nth row.
         x: rows are ``PlacedMetricView``, along this axis.
-        points: at most so many of each trial, group and name: evenly, with the first and last.
+        points: as there; the others choose among these.
     """
     gathered = gather(source)
-    rows = series.metrics(gathered, trial=trial, name=name, group=group, superseded=superseded)
+    rows = series.metrics(
+        gathered, trial=trial, name=name, group=group, superseded=superseded, points=points
+    )
     if pick == "last":
         rows = series.last(rows)
     elif pick == "best":
         rows = _best(rows, gathered, larger)
-    rows = rows[::every] if points is None else _thinned(rows[::every], points)
+    id, rows = gathered.id, rows[::every]
     if x is None:
-        return [MetricView(gathered.id, **row) for row in rows]
-    return [PlacedMetricView(gathered.id, **row) for row in series.along(gathered, rows, x)]
+        return [MetricView(id, **row) for row in rows]
+    return [PlacedMetricView(id, **row) for row in series.along(gathered, rows, x)]
 
 
 def _best(rows: list[Row], gathered: Gathered, larger: bool) -> list[Row]:
@@ -99,16 +100,3 @@ def _best(rows: list[Row], gathered: Gathered, larger: bool) -> list[Row]:
         found += series.best(own, objective.smaller_is_better and not larger)
     names = {objective.metric for objective in goals.objectives}
     return found + series.best([row for row in rows if row["name"] not in names], not larger)
-
-
-def _thinned(rows: list[Row], points: int) -> list[Row]:
-    """Keep at most so many rows of each trial, group and name: evenly, with the first and last."""
-    places: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for place, row in enumerate(rows):
-        places[row["trial"], row["group"], row["name"]].append(place)
-    kept: set[int] = set()
-    for one in places.values():
-        step = max(1.0, (len(one) - 1) / max(1, points - 1))
-        chosen = {round(number * step) for number in range(min(points, len(one)))}
-        kept |= {one[number] for number in chosen if number < len(one)}
-    return [row for place, row in enumerate(rows) if place in kept]

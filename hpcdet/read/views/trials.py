@@ -227,11 +227,15 @@ def _attempt(gathered: Gathered, attempt: GatheredAttempt) -> AttemptView:
     )
 
 
-def fingerprints(source: ExperimentPaths | Gathered) -> list[FingerprintView]:
-    """Return every environment of which there is a record, by its first attempt."""
+def fingerprints(source: ExperimentPaths | Gathered, trial: int = 0) -> list[FingerprintView]:
+    """Return every environment of which there is a record, by its first attempt.
+
+    Args:
+        trial: only attempts of this one; 0: of all.
+    """
     gathered = gather(source)
     found: dict[str, list[str]] = {}
-    for attempt in (attempt for each in gathered.trials for attempt in each.attempts):
+    for attempt in (attempt for each in gathered.chosen(trial) for attempt in each.attempts):
         digest = str(next(attempt.of_kind("start"), {}).get("fingerprint", ""))
         if digest.isalnum():
             found.setdefault(digest, []).append(f"{attempt.paths.trial}.{attempt.number}")
