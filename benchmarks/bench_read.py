@@ -276,16 +276,17 @@ def _page_rows(folder: Path, large: ExperimentPaths) -> list[results.Row]:
     listed = experiment(folder / "listed-0000", LISTED, 1)
     _settle(listed.root)
     rows = []
-    for paths, about, seconds in (
-        (large, f"{TRIALS} trials x {REPORTS}", 3.0),
-        (listed, f"{LISTED} trials", 1.0),
-    ):
+    for paths, about in ((large, f"{TRIALS} trials x {REPORTS}"), (listed, f"{LISTED} trials")):
         page = report.write(paths, folder / f"{paths.id}.html")
         cost = live_view.drawn(page, RUNS)
         megabytes = page.stat().st_size / 1e6
-        what = f"report of {about}, {megabytes:.1f} MB, drawn in Chromium"
-        row = results.row(what, cost.ready, "processor", cost.processor, seconds)
-        rows.append({**row, "megabytes": megabytes, "met": row["met"] and megabytes <= 10})
+        for what, seconds, goal in (
+            ("its list to be sorted and filtered", cost.listed, 1.0),
+            ("all of it drawn", cost.ready, 3.0),
+        ):
+            said = f"report of {about}, {megabytes:.1f} MB, in Chromium: {what}"
+            row = results.row(said, seconds, "processor, all", cost.processor, goal)
+            rows.append({**row, "megabytes": megabytes, "met": row["met"] and megabytes <= 10})
     return rows
 
 

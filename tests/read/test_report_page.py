@@ -313,12 +313,26 @@ def test_a_cut_table_keeps_the_best_trial(tmp_path: Path) -> None:
         attempt = built.trial(hidden=n).attempt()
         attempt.metrics("validation", 10, validation_loss=float(8 - n))
         attempt.end("completed")
-    shown = whole.report(gather(built.paths), NOW, ReportExtent(3, 2, 10, 3)).sections
+    shown = whole.report(gather(built.paths), NOW, ReportExtent(3, 2, 10, 3, 3)).sections
     assert [row.trial for row in shown.trials.rows] == [8, 7, 6]
     assert (shown.trials.left_out, shown.trials.best) == (5, 8)
     assert shown.curves.trials == [8, 7]
     assert 8 in [lane.trial for lane in shown.timeline.lanes]
     assert "5 trials are left out" in " ".join(shown.summary.completeness)
+
+
+def test_the_list_of_trials_is_longer_than_other_tables(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    for n, loss in enumerate((5.0, 7.0, 4.0, 4.0, 6.0, 4.0, 1.0, 1.0)):
+        attempt = built.trial(hidden=n).attempt()
+        attempt.metrics("validation", 10, validation_loss=loss)
+        attempt.end("completed")
+    shown = whole.report(gather(built.paths), NOW, ReportExtent(rows=2)).sections
+    assert len(shown.trials.rows) == 8
+    assert len(shown.timeline.attempts) == 2
+    assert [one.trial for one in shown.search.history] == [1, 3, 5, 7]
+    improvements = Text(render(built)).text.partition("Improvements as a table ")[2]
+    assert improvements.startswith("Trials endedTrialBest validation_loss 115 334 771 Hyper")
 
 
 def test_a_file_is_cut_to_its_size_or_refused(tmp_path: Path) -> None:

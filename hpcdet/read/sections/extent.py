@@ -14,13 +14,15 @@ class ReportExtent:
     """Rows, lines and points that a report has at most; the best stay where it is less than all."""
 
     rows: int = 2000
-    """Rows of a table."""
+    """Rows of a table other than that of the trials."""
     lines: int = 20
     """Trials whose curves are shown."""
     points: int = 300
     """Points of a curve."""
     lanes: int = 200
     """Trials in the timeline."""
+    trials: int = 10_000
+    """Rows of the table of trials, and so trials of charts that are brushed with it."""
 
     def smaller(self) -> Iterator[ReportExtent]:
         """Yield this extent, and ever smaller ones."""
@@ -31,6 +33,7 @@ class ReportExtent:
                 max(8, self.lines // share),
                 max(40, self.points // share),
                 max(20, self.lanes // share),
+                max(50, self.trials // share),
             )
 
 

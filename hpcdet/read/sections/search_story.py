@@ -129,7 +129,9 @@ def section(gathered: Gathered, status: StatusView, extent: ReportExtent) -> Sea
         metric=status.metric,
         smaller_is_better=status.smaller_is_better,
         objectives=status.objectives,
-        history=[one for n, one in enumerate(history) if n % step == 0 or one.value == one.best],
+        history=[
+            one for n, one in enumerate(history) if n % step == 0 or one.best != history[n - 1].best
+        ],
         rungs=[*_rungs(gathered, status)],
         stops=stops,
         stops_left_out=more,

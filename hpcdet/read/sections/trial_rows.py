@@ -149,7 +149,7 @@ def section(
         place = places.get(row.trial)
         return (place is None, place or _FIRST.index(row.state), row.trial)
 
-    ordered, left_out = cut(sorted(status.trials, key=order), extent.rows)
+    ordered, left_out = cut(sorted(status.trials, key=order), extent.trials)
     rows = [
         TrialRow(
             trial=row.trial,

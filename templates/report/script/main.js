@@ -7,17 +7,21 @@ function scrollTo(section) {
   if (section) document.getElementById(section)?.scrollIntoView();
 }
 
+// Resolved once the page has answered what a user did meanwhile.
+const answered = () => new Promise((next) => setTimeout(next));
+
 async function main() {
-  const [text, engine] = await Promise.all([unpacked("data"), unpacked("engine")]);
-  data = JSON.parse(text);
+  const unpacking = unpacked("engine");
+  data = JSON.parse(await unpacked("data"));
   rows = new Map(data.trials.rows.map((row) => [row.trial, row]));
-  document.head.append(Object.assign(document.createElement("script"), { textContent: engine }));
-  $("#data").remove();
-  $("#engine").remove();
   START.log = steep(data.curves.charts[0]);
   state = readFragment();
   trialTable();
   curveTools();
+  await answered();
+  document.head.append(Object.assign(document.createElement("script"), { textContent: await unpacking }));
+  $("#data").remove();
+  $("#engine").remove();
   const figures = $$("figure[data-chart]");
   for (const figure of figures) figure.classList.add("drawn"); // at once: each change lays the page out anew
   for (const figure of figures) DRAW[figure.dataset.chart](figure);

@@ -14,7 +14,8 @@ function make(tag, attributes = {}, ...inside) {
 }
 
 async function unpacked(id) {
-  const bytes = Uint8Array.from(atob($(`#${id}`).textContent), (c) => c.charCodeAt(0));
+  const text = atob($(`#${id}`).textContent), bytes = new Uint8Array(text.length);
+  for (let at = 0; at < text.length; at += 1) bytes[at] = text.charCodeAt(at);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).text();
 }

@@ -97,6 +97,7 @@ function trialTable() {
   else $("#shown").textContent = `${rows.size} of ${rows.size} trials`;
   if (state.hide.length) columns();
   if (state.pick.length) pick();
+  table.dataset.ready = "";
 }
 
 function toggle(trial) {
