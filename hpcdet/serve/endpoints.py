@@ -69,6 +69,12 @@ _IDS = {"type": "array", "items": _ID, "minItems": 2, "uniqueItems": True}
 _ONE = "/experiments/{id}"
 _TRIAL = {"trial": _up_to(_TRIALS)}
 _STATE = {"type": "array", "items": _of(_STATES)}
+_GREP = (
+    f"A regular expression of Python's re, searched for in the first {_LONGEST_LINE} characters of "
+    "a line. One that may take long on some text, as its repeats could fit it in very many ways "
+    "(.*a.*b.*c, (a+)+), is refused with 400, and so is a search of more than "
+    f"{_LONGEST_SEARCH_S:g} s. One repeat between two words is always taken: loss.*nan."
+)
 ADDRESSES = (
     Address(
         "/experiments",
@@ -105,7 +111,7 @@ ADDRESSES = (
             **_TRIAL,
             "attempt": _up_to(_TRIALS),
             "rank": {"type": "array", "items": _up_to(_TRIALS)},
-            "grep": {**_ANY, "format": "regex"},
+            "grep": {**_ANY, "format": "regex", "description": _GREP},
             "after": _ANY,
             "level": _of(("", *logs.LEVELS)),
             "limit": _up_to(_MOST_LINES),

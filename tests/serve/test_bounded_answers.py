@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 import tracemalloc
@@ -14,7 +15,7 @@ from hpcdet.errors import UsageError
 from hpcdet.read.usage import usage_table
 from hpcdet.read.views import measured
 from hpcdet.read.views.logs import LogLine
-from hpcdet.serve import endpoints, served_experiments
+from hpcdet.serve import endpoints, openapi, served_experiments
 from hpcdet.serve.served_experiments import ServedExperiments
 from hpcdet.store.fs import json_record
 from tests.builders import Builder, sweep
@@ -34,6 +35,17 @@ def test_expressions_that_people_search_for_are_taken() -> None:
 def test_an_expression_that_may_take_for_ever_is_refused(pattern: str) -> None:
     with pytest.raises(UsageError, match="in so many ways"):
         endpoints._pattern(pattern)
+
+
+def test_the_description_says_which_expressions_are_refused() -> None:
+    paths = json.loads(openapi.description())["paths"]
+    parameters = paths["/api/v1/experiments/{id}/logs"]["get"]["parameters"]
+    said = next(one for one in parameters if one["name"] == "grep")["schema"]["description"]
+    for pattern in (".*a.*b.*c", "(a+)+"):
+        assert pattern in said
+        with pytest.raises(UsageError, match="in so many ways"):
+            endpoints._pattern(pattern)
+    assert "loss.*nan" in said and endpoints._pattern("loss.*nan")
 
 
 def test_a_search_ends_though_lines_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
