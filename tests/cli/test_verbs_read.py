@@ -113,8 +113,11 @@ def test_status_says_why_a_trial_stands_as_it_does(cli: Cli) -> None:
     built.trial()
     assert "WHY" not in cli("status", "digits").out
     why = "rung 1 of 3 (100 batches): rank 3 of 6, the best 2 go on"
-    built.trial().control("pause", why=why)
-    assert "rank 3 of 6 (rung 1)" in cli("status", "digits").out
+    many = {"learning_rate": 0.0046416, "hidden": 320, "optimizer": "adam"}
+    built.trial(**many).control("pause", why=why)
+    out = cli("status", "digits").out
+    assert "rank 3 of 6 (rung 1)" in out and max(map(len, out.splitlines())) <= 80
+    assert "RESTARTS" not in out and "PROMOTED" not in out, "columns without a value"
     assert cli("status", "digits", "-o", "json").items[0]["trials"][1]["why"] == why
 
 

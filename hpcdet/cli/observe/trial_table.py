@@ -19,8 +19,8 @@ _TRIAL = (
     Column("STEPS", "steps", right=True),
     Column("BEST", "best", right=True),
     Column("AT", "best_step", right=True),
-    Column("RESTARTS", "restarts", right=True),
-    Column("PROMOTED", "promotions", right=True, wide=True),
+    Column("RESTARTS", "restarts", right=True, sparse=True),
+    Column("PROMOTED", "promotions", right=True, sparse=True),
     Column("HYPERPARAMETERS", "hyperparameters"),
     Column("PARENT", "parent", wide=True),
     Column("SEED", "seed", wide=True, right=True),
@@ -35,16 +35,14 @@ LS_TRIALS = (Column("ID", "id", cut=False), *_TRIAL)
 def trials(item: StatusView) -> tuple[Column, ...]:
     """Return the table's columns, without hyperparameters that are the same for all trials.
 
-    How often a trial was promoted stands there where any was, and the reason of a state where the
-    search gave one: failures are told beside the table. Constraints and several objectives
-    stand before them, in the place of what is left to the wide table then.
+    The reason of a state stands there where the search gave one: failures are told beside the
+    table. Constraints and several objectives stand before them, in the place of what is left to
+    the wide table then.
     """
     at = [column.title for column in TRIALS].index("HYPERPARAMETERS")
     same = describe.same_for_all(item.trials)
     before, values = TRIALS[:at], _goals(item)
     told = any(trial.why and trial.state != "ERROR" for trial in item.trials)
-    if any(trial.promotions for trial in item.trials):
-        before = tuple(replace(column, wide=False) for column in before)
     if values:
         before = tuple(replace(column, wide=column.title in _YIELDS) for column in before)
 
