@@ -44,6 +44,7 @@ class _Unloaded(ModuleType):
         if _Loading.thread == threading.get_ident():
             raise AttributeError(f"{_NAME} has no {name!r} yet: it is being imported", name=name)
         if name in _ANSWERS:
+            vars(sys.modules["torch"])["_dynamo"] = self  # else torch imports it at each use
             return _ANSWERS[name]
         _use(self, name)
         return getattr(self, name)
@@ -117,6 +118,7 @@ def _load(module: ModuleType) -> None:
         spec.loader.exec_module(module)
     except BaseException:
         sys.modules.pop(_NAME, None)  # as after every import that fails
+        vars(sys.modules["torch"]).pop("_dynamo", None)
         raise
     finally:
         module.__class__ = ModuleType

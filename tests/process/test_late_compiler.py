@@ -83,6 +83,18 @@ for _ in range(2):
     except ImportError as error:
         print(error)
 """
+STEPS = """
+import importlib
+linear = torch.nn.Linear(1, 1)
+sgd = torch.optim.SGD(linear.parameters(), lr=0.1)
+def step():
+    linear(torch.ones(1)).sum().backward()
+    sgd.step()
+    sgd.zero_grad()
+step()
+importlib.import_module = None
+step()
+"""
 USES = {
     "setting": "import torch._dynamo.config as config\nassert config.optimize_ddp is True\n"
     "config.disable = True\nassert torch._dynamo.eval_frame.config is config\n"
@@ -127,7 +139,7 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What processes say that have put the compiler off."""
     snippets = {"train": f"{TRAIN}assert {ABSENT}", "breaks": BREAKS, "early": EARLY}
     snippets |= {use: f"assert {ABSENT}\n{code}\n{LOADED}" for use, code in USES.items()}
-    snippets |= {"threads": THREADS, "broken": BROKEN}
+    snippets |= {"threads": THREADS, "broken": BROKEN, "steps": f"{STEPS}assert {ABSENT}"}
     return outputs(tmp_path_factory.mktemp("late") / "late", LATE, snippets)
 
 
@@ -143,6 +155,10 @@ def test_what_was_not_to_be_compiled_is_not_compiled_later(
 ) -> None:
     assert plain["breaks"].startswith("2 1 apart\n")
     assert late["breaks"] == late["early"] == plain["breaks"]
+
+
+def test_steps_after_the_first_import_nothing(late: dict[str, str]) -> None:
+    assert not late["steps"]
 
 
 @pytest.mark.parametrize("use", USES)
