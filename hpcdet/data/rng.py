@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -39,7 +41,25 @@ def seed_all(seed: int) -> None:
     """Seed python, numpy and torch (all devices); ``seed``: any non-negative integer."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed % 2**63)
+    with _traces_cut():
+        torch.manual_seed(seed % 2**63)
+
+
+@contextlib.contextmanager
+def _traces_cut() -> Iterator[None]:
+    """Keep stacks of callers empty: torch takes one for each kind of device that it seeds later.
+
+    Each would have the source of all its frames looked for, a hundred files on a cold cache.
+    """
+    before = vars(sys).get("tracebacklimit")
+    sys.tracebacklimit = 0
+    try:
+        yield
+    finally:
+        if before is None:
+            del sys.tracebacklimit
+        else:
+            sys.tracebacklimit = before
 
 
 def plant(seed: int, generators: Mapping[str, Generator] | None = None) -> None:

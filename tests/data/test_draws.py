@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
 import random
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -114,3 +116,14 @@ def test_an_error_in_a_data_set_leaves_the_generators() -> None:
         with pytest.raises(KeyError):
             draws.batch(fails, keep=True)
         assert rng.capture_cpu()[0] == before[0]
+
+
+def test_seeding_looks_for_no_source_of_its_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch takes a stack for each kind of device; its lines would be read from the disk."""
+    asked: list[str] = []
+    monkeypatch.setattr(linecache, "updatecache", lambda name, _=None: asked.append(name) or [])
+    monkeypatch.setattr(linecache, "checkcache", lambda name=None: asked.append(str(name)))
+    monkeypatch.setattr(sys, "tracebacklimit", 7, raising=False)
+    rng.seed_all(3)
+    assert not asked
+    assert sys.tracebacklimit == 7
