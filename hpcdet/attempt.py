@@ -11,7 +11,6 @@ from hpcdet.process import signals
 
 signals.install()  # before anything slow: torch takes seconds to import
 
-import argparse  # noqa: E402
 import contextlib  # noqa: E402
 import functools  # noqa: E402
 import os  # noqa: E402
@@ -21,7 +20,12 @@ from pathlib import Path  # noqa: E402
 
 from hpcdet import __version__  # noqa: E402
 from hpcdet.errors import HpcdetError  # noqa: E402
-from hpcdet.process import determined_imports, late_compiler, launcher_watch  # noqa: E402
+from hpcdet.process import (  # noqa: E402
+    command_line,
+    determined_imports,
+    late_compiler,
+    launcher_watch,
+)
 from hpcdet.process.console import say  # noqa: E402
 from hpcdet.process.entrypoint import parse  # noqa: E402
 from hpcdet.process.location import AttemptLocation  # noqa: E402
@@ -39,14 +43,7 @@ error: the image has hpcdet {0} ({1}), and the job {2}"""
 
 def main(argv: list[str] | None = None) -> int:
     """Run one rank; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m hpcdet.attempt", description=__doc__)
-    parser.add_argument("experiment", type=Path)
-    parser.add_argument("trial", type=int, nargs="?", default=1)
-    parser.add_argument("attempt", type=int, nargs="?", default=1)
-    parser.add_argument("--test", action="store_true", help="one batch, in a copy that is removed")
-    parser.add_argument("--identity", default="", help="of the attempt, by its worker's record")
-    parser.add_argument("--hpcdet", default="", help="version that an image has to have")
-    given = parser.parse_args(argv)
+    given = command_line.OF_RANK.parse_args(argv)
     sys.dont_write_bytecode = True  # the code snapshot stays as it is
     os.umask(0o077)  # launchers that start ranks on other nodes forget that of the script
     if given.hpcdet not in ("", __version__):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import hpcdet.pytorch.entry  # noqa: F401 - once, before both attempts are forked
+from hpcdet.process import installed_packages
 from hpcdet.process.location import AttemptLocation
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.names import REHEARSAL
@@ -57,6 +58,7 @@ def rehearse(experiment: Path, trial: int, run: Run) -> int:
             if theirs.exists():
                 shutil.copy(theirs, own)
         replace(record, number=1).write_once(copy.trial(1).record)
+        installed_packages.installed()  # once, as the imports: both attempts record them
         return int(any(_failed(copy, number, run) for number in _ATTEMPTS))
 
 

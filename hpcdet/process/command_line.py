@@ -1,12 +1,24 @@
-"""The command line of this process, as ``ps`` and ``pgrep -f`` show it."""
+"""The command line of a rank: its words, and how ``ps`` and ``pgrep -f`` show it."""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+# made once, in a nursery before it forks: each heading in it is looked for in other languages
+OF_RANK = argparse.ArgumentParser(
+    prog="python -m hpcdet.attempt", description="Run one rank of an attempt."
+)
+OF_RANK.add_argument("experiment", type=Path)
+OF_RANK.add_argument("trial", type=int, nargs="?", default=1)
+OF_RANK.add_argument("attempt", type=int, nargs="?", default=1)
+OF_RANK.add_argument("--test", action="store_true", help="one batch, in a copy that is removed")
+OF_RANK.add_argument("--identity", default="", help="of the attempt, by its worker's record")
+OF_RANK.add_argument("--hpcdet", default="", help="version that an image has to have")
 
 _ARG_START, _ARG_END = 45, 46  # fields of /proc/PID/stat behind the command's name
 

@@ -80,7 +80,8 @@ def named(text: str, env: Mapping[str, str] = os.environ) -> str:
 def _in(
     paths: ExperimentPaths, trial: int, attempt: int, held: Held | None = None
 ) -> AttemptLocation:
-    return AttemptLocation(paths.trial(trial), paths.trial(trial).attempt(attempt), paths, held)
+    place = paths.trial(trial)
+    return AttemptLocation(place, place.attempt(attempt), paths, held)
 
 
 def _identity(folder: str) -> str:
