@@ -33,7 +33,7 @@ from hpcdet.control.leader.trial_cache import Sight  # noqa: E402
 from hpcdet.control.turn.controller import advance  # noqa: E402
 from hpcdet.search import searcher_factory  # noqa: E402
 from hpcdet.search.api import events  # noqa: E402
-from hpcdet.store.decisions import snapshots  # noqa: E402
+from hpcdet.store.decisions import snapshots, wakeup  # noqa: E402
 from hpcdet.store.folder.records import Claim  # noqa: E402
 from hpcdet.store.fs import journal  # noqa: E402
 from hpcdet.units import Length  # noqa: E402
@@ -167,6 +167,7 @@ class Live:
         for number, worker in enumerate(workers, 1):
             attempt = paths.trial(number).attempt(1)
             Claim(worker.name, "n1", "job", ["n1"], at(0)).write_once(attempt.claim)
+            wakeup.tell(paths, number, "attempt")
             writer = self.writers[number] = journal.Writer(attempt.journal)
             writer.append("start", world=1, host="n1", pid=1, checkpoint="", batches=0)
             writer.append("first_step")
@@ -190,6 +191,7 @@ class Live:
                     writer.append(
                         "metrics", group="validation", step=step, metrics=metrics, units=units
                     )
+                    wakeup.tell(self.world.paths, number, "report")
                     reports += 1
         self.seconds += seconds
         return reports
@@ -199,13 +201,13 @@ class Live:
         self.world.clock.now += TURN_S
         self.holder.lease.beat()
         cpu, wall = time.process_time(), time.perf_counter()
-        assert advance(self.world.paths, self.holder, calm=True).held  # as a daemon's
+        assert advance(self.world.paths, self.holder, everything=False).held  # as a daemon's
         return time.process_time() - cpu, time.perf_counter() - wall
 
 
 def turns(folder: Path, trials: int, count: int) -> dict[str, Any]:
     live = Live(folder, trials)
-    live.holder.sight = Sight(live.world.paths, live.world.clock, live.holder.facts.grows)
+    live.holder.sight = Sight(live.world.paths, live.world.clock)
     cpu, wall, reports = [], [], 0
     for _ in range(3):  # what has just begun is looked at twice
         live.train(TURN_S)
@@ -227,23 +229,26 @@ def turns(folder: Path, trials: int, count: int) -> dict[str, Any]:
 
 
 def quiet(folder: Path, trials: int, count: int) -> dict[str, Any]:
-    """Turns in which nothing happened, and turns in which 100 trials have reported."""
+    """Turns of 15 s by kind: nothing happened, 100 trials have reported, all are looked at."""
     live = Live(folder, trials)
-    live.holder.sight = Sight(live.world.paths, live.world.clock, live.holder.facts.grows)
-    for _ in range(3):
+    live.holder.sight = Sight(live.world.paths, live.world.clock)
+    for _ in range(2):
         live.train(TURN_S)
         live.turn()
-    live.turn()
-    found: dict[str, Any] = {"nothing": [], "changes": []}
-    for _ in range(count):
-        found["nothing"].append(live.turn()[1])
-        live.train(10, CHANGES)  # one report each
-        found["changes"].append(live.turn()[1])
-    live.turn()
     metadata = Metadata()
-    with metadata.counted():
-        live.turn()
-    return {**found, "metadata": metadata.count}
+    kinds = ("everything", "nothing", "changes", "nothing")
+    found: dict[str, Any] = {kind: [] for kind in kinds} | {"metadata": {}}
+    for round_ in range(-2, count):
+        for kind in kinds:
+            if kind == "changes":
+                live.train(10, CHANGES)  # one report each
+            before = metadata.count
+            with metadata.counted():
+                seconds = live.turn()[1]
+            if round_ >= 0:  # before, what has just begun is looked at more often
+                found[kind].append(seconds)
+                found["metadata"][kind] = metadata.count - before
+    return found
 
 
 # -- all of it -----------------------------------------------------------------------------------
@@ -366,8 +371,12 @@ def main() -> None:
         _row(f"{live} live trials: memory", "MB", [turned["rss_mb"]], 300.0),
         _row("metadata operations per trial and turn", "", [turned["metadata"]], 2.0, count),
         _row(f"{2 * live} live trials, a turn without news", "s", still["nothing"], 0.005),
-        _row("the same: metadata operations", "", [still["metadata"]], None),
         _row(f"{2 * live} live trials, {CHANGES} have reported", "s", still["changes"], 0.2),
+        _row(f"{2 * live} live trials, all looked at, each 60 s", "s", still["everything"], None),
+        *(
+            _row(f"metadata operations of a turn: {kind}", "", [count], None)
+            for kind, count in still["metadata"].items()
+        ),
         _row(
             "report to directive, turns every 0.25 s: median",
             "s",

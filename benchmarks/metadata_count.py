@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Metadata:
-    """Counts what this process asks a file system's metadata server: opens, looks, listings."""
+    """Counts what this process asks a metadata server: opens, looks, listings, removals."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -19,7 +19,7 @@ class Metadata:
         sys.addaudithook(self._hear)  # there is no way to take it away again
 
     def _hear(self, event: str, args: Any) -> None:
-        if self._on and event in ("open", "os.listdir", "os.scandir"):
+        if self._on and event in ("open", "os.listdir", "os.scandir", "os.remove", "os.rename"):
             self.count += not isinstance(args[0], int)  # a descriptor was opened before
 
     def _look(self, *args: Any, **options: Any) -> os.stat_result:

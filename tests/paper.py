@@ -30,6 +30,7 @@ from hpcdet.search.api import events
 from hpcdet.site.models import Site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.decisions import wakeup
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, End, Intent, Reason, Verdict, WorkerClaim, WorkerEnd
@@ -394,6 +395,7 @@ class Player:
         if worker_claim is not None:
             nodes = worker_claim.nodes
         assert Claim(worker.name, nodes[0], "job", nodes).write_once(attempt.claim)
+        wakeup.tell(self.paths, attempt.trial, "attempt")
         return attempt
 
     def report(self, attempt: AttemptPaths, step: int, loss: float | str = 0.5) -> None:
@@ -404,6 +406,7 @@ class Player:
             units = {"batches": step}
             metrics = {"loss": loss}
             writer.append("metrics", group="validation", step=step, metrics=metrics, units=units)
+        wakeup.tell(self.paths, attempt.trial, "report")
 
     def save(self, attempt: AttemptPaths, step: int) -> Path:
         """Rank 0 commits a checkpoint; what it holds nobody can read."""
@@ -423,6 +426,7 @@ class Player:
         assert claim is not None
         end = End(reason, nodes=claim.nodes, at=files.now())
         dataclasses.replace(end, **about).write_once(attempt.end)
+        wakeup.tell(self.paths, attempt.trial, "attempt")
 
     def finish(self, attempt: AttemptPaths, loss: float = 0.5) -> None:
         """An attempt trains to its target and ends well."""

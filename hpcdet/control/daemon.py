@@ -62,11 +62,10 @@ def run(
     holder = holder or Holder.open(paths, kind)
     pause = interval(holder.hands.site.limits.poll_min_s, holder.hands.site.lease_ttl_s)
     with _signals() as heard:
-        calm = False
         try:
             ready()
             while not heard:
-                turn = _turn(paths, holder, calm)
+                turn = _turn(paths, holder)
                 if turn is not None:
                     on_turn(turn)
                     if turn.closed:
@@ -74,7 +73,7 @@ def run(
                 if until():
                     return 0
                 # many daemons of one user shall not ask in step
-                calm = not _wait(paths, heard, pause * random.uniform(0.8, 1.2))
+                _wait(paths, heard, pause * random.uniform(0.8, 1.2))
         finally:
             holder.close()
     return 128 + heard[0]
@@ -277,26 +276,25 @@ def _runs_already(paths: ExperimentPaths, host: str, pid: int, aside: str = "") 
     return UsageError(f"a searcher runs already on {host}, pid {pid}{aside}", where=paths.id)
 
 
-def _turn(paths: ExperimentPaths, holder: Holder, calm: bool) -> controller.Turn | None:
+def _turn(paths: ExperimentPaths, holder: Holder) -> controller.Turn | None:
     """Make a turn; on an error of the file system print it and return None, to try again later."""
     try:
-        return controller.advance(paths, holder, calm=calm)
+        return controller.advance(paths, holder, everything=False)
     except OSError as error:
         print(files.now(), f"turn failed: {error}", file=sys.stderr, flush=True)
         return None
 
 
-def _wait(paths: ExperimentPaths, heard: list[int], seconds: float) -> bool:
-    """Wait for a signal, a worker's nudge or the time limit; True if there was a nudge."""
+def _wait(paths: ExperimentPaths, heard: list[int], seconds: float) -> None:
+    """Wait for a signal, a nudge to turn now, or the time limit."""
     limit = time.monotonic() + seconds
     look_at = time.monotonic() + wakeup.EVERY_S
     while not heard and (left := limit - time.monotonic()) > 0:
         if time.monotonic() >= look_at:
             if wakeup.take(paths):
-                return True
+                return
             look_at = time.monotonic() + wakeup.EVERY_S
         time.sleep(min(left, 0.2))
-    return False
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import sys
 
 from hpcdet.schedulers import opening
 from hpcdet.site_files.load_site import from_resolved
-from hpcdet.store.decisions import lease
+from hpcdet.store.decisions import lease, wakeup
 from hpcdet.store.folder import log_streams
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, End, Final, WorkerClaim, WorkerEnd
@@ -65,6 +65,7 @@ def bury(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> None:
     for attempt in again.noted(paths, worker):
         if End.read(attempt.end) is None:
             claims.close_lost(attempt, worker.name)
+            wakeup.tell(paths, attempt.trial, "attempt")
     WorkerEnd("lost", closed_by="its batch script", at=files.now()).write_once(worker.end)
     Final(code, files.now()).write_once(worker.final)
 

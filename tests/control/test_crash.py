@@ -97,7 +97,7 @@ class Life:
             self.world.clock.now += 11
             try:
                 self.killer.armed = True
-                if advance(self.world.paths, self.holder).held:
+                if advance(self.world.paths, self.holder, everything=False).held:
                     return
                 if self.world.paths.closed.exists():
                     return

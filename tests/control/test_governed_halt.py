@@ -51,7 +51,7 @@ def test_the_experiment_pauses_with_the_evidence_and_goes_on_when_it_is_resumed(
         report(attempt, 2, {"loss": 0.5, "gov.memorization": 0.0})
     report(attempts[1], 3, {"loss": 0.1, **LEARNED})
     world.clock.now += 1
-    advance(world.paths, holder, calm=True)  # of the others it sees that they train on
+    advance(world.paths, holder)
     why = f"trial 2 breaks constraint gov.memorization <= 0.2: gov.memorization is 0.5 ({SHOWN})"
     assert wanted(world) == [("pause", why)] * 3  # all of them save and leave
     assert holder.decided.state == ("STOPPING", why) and told.read_text() == "stuck\n"

@@ -109,6 +109,7 @@ def test_what_looks_as_before_is_not_read_again_and_nothing_is_missed(
     trial.control("pause")
     sight.forget(1)
     assert [look(1), look(1), look(15)] == [("paused", True)] * 3
+    look(60)
     monkeypatch.setattr(observer, "A_ROUND", 0.25)  # a fifth of the turns
     sight.rest(1, at_rest=True)
     trial.attempt()  # by a worker that had not seen the control yet
@@ -117,52 +118,13 @@ def test_what_looks_as_before_is_not_read_again_and_nothing_is_missed(
     assert len(set(seen)) > 1, "but not at once"
 
 
-def test_who_has_just_written_is_looked_at_only_if_there_was_word_of_an_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built, now, looks, heard = Builder(tmp_path / "digits-7f3a"), [0.0], list[str](), list[int]()
-    trial, facts = built.trial(), JournalFacts(built.paths, resolved_config.resolve({}))
-    view = Sight(built.paths, lambda: now[0], facts.grows)
-    real = freshness.looks
-    monkeypatch.setattr(freshness, "looks", lambda names: looks.extend(names) or real(names))
-
-    def look(*, calm: bool = True) -> tuple[str, bool]:
-        now[0] += 15
-        view.begin(calm=calm)
-        looks.clear()
-        seen = view.trial(1)
-        told, running = max(heard, default=0), seen.standing.open_attempt
-        if running:
-            reports = facts.reports(trial.paths, "batches", told, running, only_running=True)
-            heard.extend(report.length.value for report in reports)
-        return seen.standing.state, bool(looks)
-
-    attempt = trial.attempt()
-    assert [look(), look()] == [("running", True)] * 2
-    attempt.metrics("validation", 10, validation_loss=0.1)
-    assert look() == ("running", False) and heard == [10]
-    attempt.metrics("validation", 20, validation_loss=0.1)
-    assert look(calm=False) == ("running", True) and heard == [10, 20]
-    assert look() == ("running", True), "it is silent"
-    attempt.line("progress", batches=25)
-    attempt.end("lost")  # of which it could not write itself
-    assert [look(), look()] == [("running", False), ("runnable", True)]
-    attempt = trial.attempt()
-    assert [look() for _ in range(2)] == [("running", True)] * 2
-    attempt.metrics("validation", 30, validation_loss=0.1)
-    attempt.line("end", verdict="done", cause="completed")
-    assert look() == ("running", True) and heard == [10, 20, 30]
-    attempt.line("progress", batches=30)
-    assert look() == ("running", True), "it has begun to end"
-
-
 def test_what_turns_have_read_that_failed_is_heard_by_the_next_that_does_not(
     tmp_path: Path,
 ) -> None:
     """Each of them looks at every trial, and none comes as far as telling the searcher of it."""
     world = World.make(tmp_path, Waves(count=2, width=2))
     play, holder, workers = begun(world)
-    holder.sight = Sight(world.paths, world.clock, holder.facts.grows)
+    holder.sight = Sight(world.paths, world.clock)
     one, two = play.claim(workers[0]), play.claim(workers[1])
     later(world, holder, 3)
     aside = one.journal.with_name("aside")
@@ -184,7 +146,7 @@ def test_reports_that_a_failed_turn_had_read_are_told_by_the_next(
 ) -> None:
     world = World.make(tmp_path, Waves(count=1, width=1))
     play, holder, [worker] = begun(world)
-    holder.sight = Sight(world.paths, world.clock, holder.facts.grows)
+    holder.sight = Sight(world.paths, world.clock)
     attempt = play.claim(worker)
     later(world, holder, 3)
     for step in (30, 60, 90):
@@ -250,7 +212,7 @@ def test_what_an_attempt_writes_while_a_turn_looks_at_it_is_heard_before_its_end
 ) -> None:
     world = World.make(tmp_path, Waves(count=1, width=1))
     play, holder, [worker] = begun(world)
-    holder.sight = Sight(world.paths, world.clock, holder.facts.grows)
+    holder.sight = Sight(world.paths, world.clock)
     attempt = play.claim(worker)
     play.report(attempt, 50)
     os.utime(attempt.root, ns=(0, 0))  # whatever the tick of the clock is
@@ -264,7 +226,7 @@ def test_what_an_attempt_writes_while_a_turn_looks_at_it_is_heard_before_its_end
 
     monkeypatch.setattr(freshness, "looks", looks)
     world.clock.now += 11
-    assert advance(world.paths, holder, calm=True).closed
+    assert advance(world.paths, holder).closed
     heard = [(e["kind"], e.get("length", {}).get("batches", 0)) for e in events(world)]
     assert heard == [("start", 0), ("report", 50), ("report", 100), ("segment_end", 0)]
 
@@ -356,43 +318,6 @@ def test_the_best_of_all_trials_is_known_to_all(tmp_path: Path) -> None:
         best = Best.read(world.paths.best)
         known.append(best and (best.trial, best.metric, best.length.value))
     assert known == [None, (1, 0.5, 20), (1, 0.5, 20), (2, 0.3, 20)]
-
-
-def test_journals_are_read_near_the_times_at_which_reports_are_expected(tmp_path: Path) -> None:
-    attempt = Builder(tmp_path / "digits-7f3a").trial().attempt()
-    trial, now = attempt.trial, 0.0
-    read: list[float] = []
-    facts = JournalFacts(attempt.experiment.paths, resolved_config.resolve({}), lambda: now)
-
-    def heard(running: int = 1) -> list[int]:
-        [reader] = facts._readers.values() or [None]
-        before = reader.offset if reader else 0
-        found = [r.length.value for r in facts.reports(trial, "batches", told[-1], running)]
-        [reader] = facts._readers.values()
-        read.append(reader.offset != before)
-        told.extend(found)
-        return found
-
-    told = [0]
-    for step in (100, 200):
-        attempt.experiment.clock = 4 * step
-        attempt.metrics("validation", step, validation_loss=0.5)
-        assert heard() == [step]
-    at = []
-    for now in range(15, 400, 15):  # a turn every 15 s; reports came every 400 s
-        attempt.line("progress", batches=200 + now)
-        heard()
-        if read[-1]:
-            at.append(now)
-    assert at == [60, 120, 180, 240, *range(300, 400, 15)]
-    attempt.experiment.clock = 1200
-    attempt.metrics("validation", 300, validation_loss=0.5)
-    now = 400
-    assert heard() == [300]
-    attempt.metrics("validation", 400, validation_loss=0.5)
-    now = 410
-    assert heard() == []
-    assert heard(running=0) == [400]  # what an attempt left when it ended is heard at once
 
 
 @pytest.mark.parametrize(

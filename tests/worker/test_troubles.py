@@ -63,7 +63,7 @@ def test_a_turn_that_fails_while_the_log_is_full_is_made_again(
 ) -> None:
     full_disk = [OSError(errno.ENOSPC, "no space left")]
 
-    def advance(*_: object) -> Turn:
+    def advance(*_: object, **__: object) -> Turn:
         if full_disk:
             raise full_disk.pop()
         return Turn(True)
@@ -223,7 +223,7 @@ def test_a_worker_that_leaves_trials_for_which_nobody_was_sent_ends_with_an_erro
     paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch, turn: Turn, code: int
 ) -> None:
     """The scheduler may refuse a job just then: the script and the job behind it try again."""
-    monkeypatch.setattr(controller, "advance", lambda *_: turn)
+    monkeypatch.setattr(controller, "advance", lambda *_, **__: turn)
     with journal.Writer(paths.worker(1, 0, 0).journal) as log:
         work = at_work(paths, log, Allocation("job_0", ("n1",), end_at=0.0))
         work.site = x.local_site(capabilities={"requeue": "none"})

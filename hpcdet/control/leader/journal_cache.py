@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,42 +15,6 @@ from hpcdet.store.folder.records import Claim, End
 from hpcdet.store.fs import journal
 from hpcdet.store.fs.journal import Line
 from hpcdet.units import UNITS, Length, Unit
-
-RARE_S = 60.0
-"""Reports that come less often than this are awaited; in between a journal is read so often."""
-NEAR = 0.75
-"""Part of the time between two reports after which the next one is looked for in every turn."""
-
-
-@dataclass
-class Expected:
-    """The time at which the next report of a running attempt is due, estimated from earlier ones.
-
-    Attributes:
-        heard: when the last report was seen, on this process's clock.
-        looked: when the journal was read last.
-        every_s: the least time between two reports so far, by the attempt's clock; None before
-            the second.
-    """
-
-    heard: float = 0.0
-    looked: float = 0.0
-    every_s: float | None = None
-    _at: float | None = None
-
-    def far(self, now: float) -> bool:
-        """True if reading the journal now would hardly find a new report."""
-        if self.every_s is None or self.every_s < RARE_S or now - self.looked >= RARE_S:
-            return False
-        return now - self.heard < NEAR * self.every_s
-
-    def hear(self, at: float, now: float) -> None:
-        """Note a report that was written at ``at`` epoch seconds."""
-        before = self._at
-        if before is not None:
-            since = max(0.0, at - before)
-            self.every_s = since if self.every_s is None else min(since, self.every_s)
-        self.heard, self._at = now, at
 
 
 @dataclass(frozen=True)
@@ -81,38 +44,18 @@ class _Cost:
 
 @dataclass
 class JournalFacts:
-    """Readers of the journals of one experiment's attempts.
-
-    The journal of an attempt that runs is read in every turn only while a report may be near.
-    """
+    """Readers of the journals of one experiment's attempts."""
 
     paths: ExperimentPaths
     resolved: Resolved
-    clock: Callable[[], float] = time.monotonic
     _readers: dict[tuple[int, int], journal.Reader] = field(default_factory=dict)
-    _expected: dict[tuple[int, int], Expected] = field(default_factory=dict)
     _costs: dict[tuple[int, int], _Cost] = field(default_factory=dict)
     _parts: dict[tuple[int, int], Line] = field(default_factory=dict)
-    _unheard: dict[tuple[int, int], list[Line]] = field(default_factory=dict)
     _slots: Slots = field(init=False)
 
     def __post_init__(self) -> None:
         self._slots = Slots(self.paths, self.resolved)
         self._goals = self.resolved.searcher.goals
-
-    def grows(self, trial: TrialPaths, number: int) -> bool:
-        """True if an attempt's journal has grown since the last look, without a record of its end.
-
-        The attempt is known to run, and to be in no archive. Its reports are kept for ``reports``.
-        Also False if the journal need not be read now.
-        """
-        key, now = (trial.number, number), self.clock()
-        reader, expected = self._readers.get(key), self._expected.get(key)
-        if reader is None or expected is None or reader.ended or expected.far(now):
-            return False
-        before, expected.looked = reader.offset, now
-        self._unheard.setdefault(key, []).extend(reader.read("metrics", loose=True))
-        return reader.offset > before and not reader.ended
 
     def reports(
         self,
@@ -142,22 +85,11 @@ class JournalFacts:
             total, before = before, before + cost.whole
             if only_running and number != running:
                 continue
-            now, expected = self.clock(), self._expected.get(key)
-            if expected is None:
-                expected = self._expected[key] = Expected()
-            lines = self._unheard.pop(key, None)
-            if lines is None and number == running and expected.far(now):
-                continue
-            if lines is None or number != running:  # it may have written more before it ended
-                expected.looked = now
-                more = self._reader(trial, number).read("metrics", loose=only_running)
-                lines = [*(lines or ()), *more]
+            lines = self._reader(trial, number).read("metrics", loose=only_running)
             for line, length in self._whole(key, lines, unit, ended=number != running):
-                at = epoch(line["t"])
-                expected.hear(at, now)
                 if length is not None and length.value > told:
                     told = length.value
-                    seconds = total + cost.until(at)
+                    seconds = total + cost.until(epoch(line["t"]))
                     yield events.Report(trial.number, length, scalars(line["metrics"]), seconds)
 
     def _reader(self, trial: TrialPaths, number: int) -> journal.Reader:
@@ -212,8 +144,7 @@ class JournalFacts:
         """Forget a trial's journals, to read them from the beginning again."""
         for key in [key for key in self._readers if key[0] == trial]:
             del self._readers[key]
-            for known in (self._parts, self._expected, self._unheard):
-                known.pop(key, None)
+            self._parts.pop(key, None)
 
 
 def length_of(line: journal.Line, unit: Unit) -> Length | None:

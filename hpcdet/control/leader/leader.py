@@ -356,7 +356,7 @@ class Holder:
         self.to_pack.clear()
         self.packed.clear()
         self.facts = JournalFacts(self.paths, hands.resolved)
-        self.sight = Sight(self.paths, grows=self.facts.grows)
+        self.sight = Sight(self.paths)
         view = hands.site.view(hands.resolved.resources.resource_pool)
         self.watch = Watch(
             *(self.paths, hands.site, hands.scheduler, hands.clock),

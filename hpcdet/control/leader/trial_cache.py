@@ -1,20 +1,26 @@
-"""The trials as one holder of the lease sees them: each is checked once in a turn.
+"""The trials as one holder of the lease sees them: looked at when a nudge tells of them.
 
-The folders of a trial whose journal grows are not checked, unless a nudge says that something has
-ended. Controls are not watched: the holder writes them itself.
+All are looked at from time to time, as a nudge may be lost. Controls are not watched: the holder
+writes them itself.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hpcdet.store.decisions.wakeup import NOTHING, Told
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim
 from hpcdet.store.trials import observer
 from hpcdet.store.trials.standing import Standing, TrialFiles
+
+ALL_S = 60.0
+"""All trials are looked at so often. Of an attempt that has begun or ended, the trial is looked at
+for so long: no cache of a file system shows a folder as it was for longer."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +29,12 @@ class TrialView:
 
     Attributes:
         fresh: it was read since ``Sight.learnt``, so that it may have changed.
+        watched: a running attempt may have reported.
     """
 
     files: TrialFiles
     fresh: bool
+    watched: bool
 
     @property
     def paths(self) -> TrialPaths:
@@ -52,34 +60,39 @@ class Sight:
 
     Args:
         clock: real seconds, as the times of files are.
-        grows: True if a running attempt has just written, and no record of its end.
     """
 
-    def __init__(
-        self,
-        paths: ExperimentPaths,
-        clock: Callable[[], float] = time.monotonic,
-        grows: Callable[[TrialPaths, int], bool] = lambda *_: False,
-    ) -> None:
+    def __init__(self, paths: ExperimentPaths, clock: Callable[[], float] = time.monotonic) -> None:
         self._trials = observer.Observer(paths, TrialFiles, observer.attempts, clock)
-        self._grows = grows
-        self._calm = False
+        self._clock = clock
+        self._all = True
+        self._all_at = -math.inf
+        self._changing: dict[int, float] = {}  # looked at until then
+        self._reported: set[int] = set()
         self._fresh: set[int] = set()
         self._checked: dict[int, TrialView] = {}
 
-    def begin(self, *, calm: bool = False) -> None:
-        """Begin a new turn, in which each trial that is asked for is checked once.
+    def begin(self, told: Told = NOTHING, *, everything: bool = True) -> None:
+        """Begin a new turn, in which each trial that is asked for is checked once at most.
 
         Args:
-            calm: no nudge since the last turn has said that something ended.
+            told: of what nudges have told since the last turn.
+            everything: all trials are checked, else only those told of, and all once in ``ALL_S``.
         """
-        self._trials.begin()
-        self._calm = calm
+        now = self._clock()
+        self._all = everything or now - self._all_at >= ALL_S
+        if self._all:
+            self._all_at = now
+            self._trials.begin()
+        self._changing = {n: until for n, until in self._changing.items() if until > now}
+        self._changing |= dict.fromkeys(told.attempts, now + ALL_S)
+        self._reported |= {number for number in told.reports if number in self._trials}
         self._checked.clear()
 
     def forget(self, number: int) -> None:
         """Read a trial again when it is next asked for, as a file of it was just written."""
         self._trials.expire(number)
+        self._changing[number] = self._clock() + ALL_S
         self._checked.pop(number, None)
 
     def learnt(self, number: int) -> None:
@@ -88,6 +101,7 @@ class Sight:
         Until then it is ``fresh``, whoever asked for the trial first, and in whichever turn.
         """
         self._fresh.discard(number)
+        self._reported.discard(number)
 
     def rest(self, number: int, *, at_rest: bool) -> None:
         """Check a trial less often while it is not to run: only a mistake can change it."""
@@ -97,12 +111,12 @@ class Sight:
         """Return the current view of a trial."""
         if (checked := self._checked.get(number)) is not None:
             return checked
-        if self._trials.look(number, lambda: self._still_runs(number)):
+        if number in self._changing:
+            self._trials.quiet.discard(number)
+        looks = self._all or number in self._changing or number not in self._trials
+        if looks and self._trials.look(number):
             self._fresh.add(number)
-        self._checked[number] = seen = TrialView(self._trials[number], number in self._fresh)
+        watched = looks or number in self._reported
+        seen = TrialView(self._trials[number], number in self._fresh, watched)
+        self._checked[number] = seen
         return seen
-
-    def _still_runs(self, number: int) -> bool:
-        trial = self._trials[number]
-        running = trial.standing.open_attempt
-        return self._calm and bool(running) and self._grows(trial.paths, running)

@@ -21,7 +21,7 @@ from hpcdet.control.turn.user_commands import obey
 from hpcdet.control.upkeep import accounting, close_attempts, store_copies
 from hpcdet.control.upkeep.packing import pack_ended
 from hpcdet.errors import HpcdetError, IntegrityError
-from hpcdet.store.decisions import lease
+from hpcdet.store.decisions import lease, wakeup
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed
 
@@ -70,12 +70,11 @@ class Turn:
         return bool(self.wanted) and not (self.live or self.sent or waits)
 
 
-def advance(paths: ExperimentPaths, holder: Holder, *, calm: bool = False) -> Turn:
+def advance(paths: ExperimentPaths, holder: Holder, *, everything: bool = False) -> Turn:
     """Turn the crank once, if the lease is held or free.
 
     Args:
-        calm: a periodic turn, not one after a nudge that something has ended: trials that seem
-            to run are not checked more closely.
+        everything: look at all trials, else at those that nudges tell of, as ``Sight.begin``.
 
     Raises:
         OSError: the file system refused something; nothing is lost, turn again.
@@ -90,7 +89,7 @@ def advance(paths: ExperimentPaths, holder: Holder, *, calm: bool = False) -> Tu
         if not holder.begin():
             return Turn(False, actions=tuple(holder.actions))
         try:
-            turn = _turn(holder, calm)
+            turn = _turn(holder, everything)
         except IntegrityError as error:
             turn = Turn(True)
             holder.actions.append(str(error))
@@ -123,13 +122,13 @@ def advance(paths: ExperimentPaths, holder: Holder, *, calm: bool = False) -> Tu
     return turn
 
 
-def _turn(holder: Holder, calm: bool) -> Turn:
+def _turn(holder: Holder, everything: bool) -> Turn:
     """Take one turn under the lease: read, learn, decide, write.
 
     What is decided goes through ``Holder.record`` and ``Holder.tell`` into ``holder.decided``; the
     steps hand each other what they have seen.
     """
-    holder.sight.begin(calm=calm)
+    holder.sight.begin(wakeup.told(holder.paths), everything=everything)
     obey(holder)
     tell_start_and_limits(holder)
     fleet = _look_at_fleet(holder)
@@ -139,7 +138,7 @@ def _turn(holder: Holder, calm: bool) -> Turn:
     notify_failures(holder)
     running = sum(bool(standing.open_attempt) for standing in standings.values())
     if not running and experiment_state.is_over(holder.decided, standings):
-        return Turn(True) if _close(holder, fleet) else _turn(holder, calm=False)
+        return Turn(True) if _close(holder, fleet) else _turn(holder, everything=True)
     demand = worker_demand.demand(holder, standings, running)
     state = experiment_state.state_of(holder.decided, fleet, demand)
     experiment_state.record(holder, *state)

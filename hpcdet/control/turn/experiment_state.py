@@ -92,6 +92,7 @@ def close(holder: Holder, fleet: FleetView) -> bool:
     worker_count.cancel_all(holder, fleet.unstarted)
     worker_count.prune(holder, fleet)
     wakeup.take(holder.paths)
+    wakeup.told(holder.paths)
     end = path.stem.replace("closed", "end")
     notify(holder, f"{end} {state}: {why}", "end", f"{state}: {why}")
     pack_all(holder)

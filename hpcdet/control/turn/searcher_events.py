@@ -41,7 +41,7 @@ def learn(holder: Holder) -> dict[int, Standing]:
         standing = seen.standing
         if seen.fresh:
             decided.trials.touched.add(number)
-        if seen.fresh or standing.open_attempt:
+        if seen.fresh or (seen.watched and standing.open_attempt):
             _tell_reports(holder, plan, seen)
         judged = plan.failed or plan.allowed >= standing.next_attempt
         if standing.state == "doubtful" and not judged:

@@ -140,19 +140,14 @@ class Watched(Generic[Value]):
         self._may_rest = may_rest
         self._seen: Seen | None = None
 
-    def refresh(self, spared: Callable[[], bool] = lambda: False) -> bool:
+    def refresh(self) -> bool:
         """Bring the value up to date; return True if it was read again.
-
-        Args:
-            spared: True if it is known otherwise that nothing has changed.
 
         Raises:
             OSError: the storage is unavailable; ``value`` is as before.
         """
         now, seen = self._clock(), self._seen
         due = seen is None or seen.is_due(now)
-        if not due and spared():
-            return False
         found = looks(seen.paths) if seen is not None else []  # before the reading
         if seen is not None and not due and found == seen.looks:
             return False

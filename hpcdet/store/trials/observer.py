@@ -58,11 +58,8 @@ class Observer(Generic[Files]):
         self._pass += 1
         self._turns = 1 + len(self.quiet) // A_ROUND
 
-    def look(self, number: int, spared: Callable[[], bool] = lambda: False) -> bool:
+    def look(self, number: int) -> bool:
         """Bring a trial up to date; return True if it was read again.
-
-        Args:
-            spared: True if it is known otherwise that nothing has changed.
 
         Raises:
             OSError: the storage is unavailable.
@@ -77,7 +74,11 @@ class Observer(Generic[Files]):
             return True
         if number in self.quiet and (number + self._pass) % self._turns:
             return False
-        return seen.refresh(spared)
+        return seen.refresh()
+
+    def __contains__(self, number: int) -> bool:
+        """True if a trial was looked at before."""
+        return number in self._seen
 
     def __getitem__(self, number: int) -> Files:
         """The trial at the last look."""

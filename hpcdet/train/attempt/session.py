@@ -26,6 +26,7 @@ from hpcdet.process.console import say_error
 from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import Ranks
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.decisions import wakeup
 from hpcdet.store.folder.records import Trial, Verdict
 from hpcdet.store.fs import files
 from hpcdet.store.trials.manifests import ManifestMeta
@@ -213,6 +214,8 @@ class Session:
             units=dataclasses.asdict(units),
         )
         if group == "validation":
+            if self.place.experiment is not None:
+                wakeup.tell(self.place.experiment, self.record.number, "report")
             self.coordinator.validated(units)
 
     def save(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hpcdet.launchers import opening as launchers
 from hpcdet.store.config.sections.log_policies import LogPolicy
+from hpcdet.store.decisions import wakeup
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, Verdict
 from hpcdet.store.fs import files
@@ -91,4 +92,5 @@ def conclude(
         excludes=any(policy.action == "exclude_node" for policy in fit),
     )
     end.write_once(attempt.end)
+    wakeup.tell(paths, attempt.trial, "attempt")
     return End.read(attempt.end) or end

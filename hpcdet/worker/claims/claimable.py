@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from hpcdet.store.decisions import wakeup
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, End
@@ -20,6 +21,7 @@ class Outlook:
     """The trials of an experiment as one worker last read them."""
 
     def __init__(self, paths: ExperimentPaths, clock: Callable[[], float] = time.monotonic) -> None:
+        self._paths = paths
         self._trials = observer.standings(paths, clock)
         self._perhaps: list[tuple[AttemptPaths, Claim]] = []
 
@@ -36,6 +38,7 @@ class Outlook:
                 End("released", error=why, closed_by=claim.worker, at=files.now()).write_once(
                     attempt.end
                 )
+                wakeup.tell(self._paths, attempt.trial, "attempt")
             self._perhaps.pop()
         self._trials.begin()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from hpcdet.schedulers.common.allocation import Allocation
 from hpcdet.store.cost.spending import Spending, epoch
+from hpcdet.store.decisions import wakeup
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, End, Reason, Verdict, WorkerClaim, WorkerEnd
@@ -74,6 +75,7 @@ def close_predecessors(paths: ExperimentPaths, worker: WorkerPaths) -> list[Atte
         for attempt in attempts_of(paths, past):
             if End.read(attempt.end) is None:
                 close_lost(attempt, worker.name)
+                wakeup.tell(paths, attempt.trial, "attempt")
                 closed.append(attempt)
         WorkerEnd("lost", closed_by=worker.name, at=files.now()).write_once(past.end)
     return closed
@@ -172,5 +174,6 @@ def next_attempt(
             outlook.perhaps(attempt, claim)
             raise
         if made:
+            wakeup.tell(paths, trial.number, "attempt")
             return attempt if kept else None
     return None

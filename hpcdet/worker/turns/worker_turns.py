@@ -98,6 +98,8 @@ class WorkerCrank:
     def turn(self, *, now: bool = False) -> None:
         """Request a turn if one is due or wanted ``now``; never waits for it.
 
+        It looks at the trials that nudges tell of, as who begins or ends an attempt leaves one.
+
         An error in a turn concerns the search, not the running trial: it goes to the job's log,
         and the turn is tried again later.
         """
@@ -120,7 +122,7 @@ class WorkerCrank:
         return wakeup.take(self._paths)
 
     def turned(self, limit_s: float = _LONGEST_S) -> bool:
-        """Request a turn and wait for its end; True if this worker made it.
+        """Request a turn of all trials and wait for its end; True if this worker made it.
 
         Args:
             limit_s: seconds to wait at most; after a notice half of the time until the
@@ -128,7 +130,7 @@ class WorkerCrank:
         """
         if not self._allowed:
             return False
-        ticket = self._ask()
+        ticket = self._ask(everything=True)
         over = self._wait(lambda: self._made >= ticket, min(limit_s, _LONGEST_S))
         return over and self._last.ours
 
@@ -169,12 +171,12 @@ class WorkerCrank:
             self._wait(self._turner.ended.is_set, _LONGEST_S)
             self._collect()
 
-    def _ask(self) -> int:
+    def _ask(self, *, everything: bool = False) -> int:
         if self._turner is None:
             self._turner = _Turner(self._paths, self._submits, self._notices.wake)
         self._next = time.monotonic() + self.every_s
         self._asked += 1
-        self._turner.ask()
+        self._turner.ask(everything=everything)
         return self._asked
 
     def _wait(self, over: Callable[[], bool], limit_s: float) -> bool:
@@ -217,16 +219,17 @@ class _Turner:
         self._paths = paths
         self._submits = submits
         self._wake = wake
-        self._wishes: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._wishes: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
         self._holder: controller.Holder | None = None
         threading.Thread(target=self._run, name="crank", daemon=True).start()
 
-    def ask(self) -> None:
-        self._wishes.put(True)
+    def ask(self, *, everything: bool) -> None:
+        """Request a turn. ``everything``: as of ``controller.advance``."""
+        self._wishes.put(everything)
 
     def end(self) -> None:
-        self._wishes.put(False)
+        self._wishes.put(None)
 
     def outcome(self) -> _Outcome | None:
         """Return the outcome of the next finished turn; None if there is none yet."""
@@ -236,8 +239,8 @@ class _Turner:
 
     def _run(self) -> None:
         try:
-            while self._wishes.get():
-                self._outcomes.put(self._turn())
+            while (everything := self._wishes.get()) is not None:
+                self._outcomes.put(self._turn(everything))
                 self._wake()
             if self._holder is not None:
                 self._holder.close()
@@ -245,11 +248,11 @@ class _Turner:
             self.ended.set()
             self._wake()
 
-    def _turn(self) -> _Outcome:
+    def _turn(self, everything: bool) -> _Outcome:
         try:
             if self._holder is None:
                 self._holder = controller.Holder.open(self._paths, "worker", submits=self._submits)
-            turn = controller.advance(self._paths, self._holder)
+            turn = controller.advance(self._paths, self._holder, everything=everything)
         except Exception:
             traceback.print_exc(file=sys.stderr)
             return _Outcome(False, failed=True)
