@@ -59,7 +59,7 @@ class Units:
 
     def reached(self, length: Length) -> bool:
         """True if a length of training is behind."""
-        return self.of(length.unit) >= length.value
+        return bool(getattr(self, length.unit) >= length.value)
 
     def of(self, unit: Unit) -> int:
         """Return the progress in one of the units."""

@@ -20,7 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -42,13 +42,13 @@ _starting: list[Any] = []
 os.register_at_fork(after_in_child=_running.clear)
 os.register_at_fork(after_in_child=_starting.clear)
 
-Key = tuple[int, int]
-"""Epoch and index of a sample."""
+Wanted = tuple[int, list[int]]
+"""Samples: their epoch, and their indices."""
 
 
-def keys(part: Slice) -> list[Key]:
+def wanted_of(part: Slice) -> Wanted:
     """The samples of a slice, in order."""
-    return [(part.epoch, index) for index in part.indices.tolist()]
+    return part.epoch, part.indices.tolist()
 
 
 class Sources:
@@ -91,28 +91,28 @@ class Seeded(Dataset[Any]):
         self._seed = seed
         self._draws: Draws | None = None
 
-    def __getitems__(self, wanted: Sequence[Key]) -> Any:
+    def __getitems__(self, wanted: Wanted) -> Any:
         if self._draws is None:  # in the process that draws: a worker has copies of its own
             self._draws = Draws(own=Own.of(self._dataset, self._collate))
         alone = get_worker_info() is None
         return self._draws.batch(lambda plant: self._batch(wanted, plant), keep=alone)
 
-    def _batch(self, wanted: Sequence[Key], plant: Plant) -> Any:
-        samples = self._samples(wanted, plant)
-        plant("batch", *self._seed, *wanted[0])
+    def _batch(self, wanted: Wanted, plant: Plant) -> Any:
+        samples = self._samples(*wanted, plant)
+        plant("batch", *self._seed, wanted[0], wanted[1][0])
         return self._collate(samples)
 
-    def _samples(self, wanted: Sequence[Key], plant: Plant) -> list[Any]:
+    def _samples(self, epoch: int, indices: list[int], plant: Plant) -> list[Any]:
         together = getattr(self._dataset, "__getitems__", None)
         if together is not None and (plant is nothing or fetches_together(self._dataset)):
-            plant("sample", *self._seed, *wanted[0])
-            return list(together([index for _, index in wanted]))
+            plant("sample", *self._seed, epoch, indices[0])
+            return list(together(indices))
         if plant is nothing:
-            return [self._dataset[index] for _, index in wanted]
+            return [self._dataset[index] for index in indices]
         samples: list[Any] = []
-        for key in wanted:
-            plant("sample", *self._seed, *key)
-            samples += [self._dataset[key[1]]] if together is None else together([key[1]])
+        for index in indices:
+            plant("sample", *self._seed, epoch, index)
+            samples += [self._dataset[index]] if together is None else together([index])
         return samples
 
 
@@ -145,14 +145,14 @@ class ShardedLoader(Iterable[tuple[Slice, Any]]):
         self._keys = _Keys(slices)
         self._batches: DataLoader[Any] = DataLoader(
             self._data,
-            batch_sampler=self._keys,
+            batch_sampler=cast("Any", self._keys),
             collate_fn=as_is,
             **process_options(options, *seed),
         )
 
     def __iter__(self) -> Iterator[tuple[Slice, Any]]:
         if self._here:  # torch's loader would only pass them on
-            return ((one, self._data.__getitems__(keys(one))) for one in self._slices())
+            return ((one, self._data.__getitems__(wanted_of(one))) for one in self._slices())
         batches = started(self._batches)
         ahead = self._keys.ahead  # this iterator's, whoever iterates as well
         return ((ahead.popleft(), batch) for batch in batches)
@@ -275,14 +275,14 @@ class _Keys:
         self._slices = slices
         self.ahead: deque[Slice] = deque()
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[Wanted]:
         self.ahead = deque()
         return self._asked(self.ahead)
 
-    def _asked(self, ahead: deque[Slice]) -> Iterator[list[Key]]:
+    def _asked(self, ahead: deque[Slice]) -> Iterator[Wanted]:
         for one in self._slices():
             ahead.append(one)
-            yield keys(one)
+            yield wanted_of(one)
 
 
 class _Prepare:

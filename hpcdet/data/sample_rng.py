@@ -53,32 +53,28 @@ class Python:
     _LAYOUT = struct.Struct("=I624I")  # the position, then the words
 
     def __init__(self) -> None:
-        self._address = id(_PYTHON) + object.__basicsize__
-        if not self._readable():
-            self._address = 0
+        self._words = self._found()
 
-    def _readable(self) -> bool:
-        """Whether the words lie where they are expected."""
+    def _found(self) -> Any:
+        """The words, if they lie where they are expected."""
         if _random.Random.__basicsize__ < object.__basicsize__ + self._LAYOUT.size:
-            return False
-        version, words, _ = random.getstate()
-        return bool(version == 3 and self._unpacked(self._words()) == words)
-
-    def _words(self) -> bytes:
-        return ctypes.string_at(self._address, self._LAYOUT.size)
+            return None
+        words = _memory(id(_PYTHON) + object.__basicsize__, self._LAYOUT.size)
+        version, expected, _ = random.getstate()
+        return words if version == 3 and self._unpacked(words.raw) == expected else None
 
     def _unpacked(self, words: bytes) -> tuple[int, ...]:
         position, *key = self._LAYOUT.unpack(words)
         return (*key, position)
 
     def mark(self) -> Any:
-        return (self._words(), _PYTHON.gauss_next) if self._address else random.getstate()
+        return random.getstate() if self._words is None else (self._words.raw, _PYTHON.gauss_next)
 
     def moved(self, mark: Any) -> bool:
         return bool(self.mark() != mark)
 
     def restore(self, mark: Any) -> None:
-        if self._address:
+        if self._words is not None:
             words, gauss_next = mark
             mark = (3, self._unpacked(words), gauss_next)
         random.setstate(mark)
@@ -90,14 +86,14 @@ class Python:
 class Torch:
     """torch's generator of the CPU."""
 
-    def mark(self) -> bytes:
-        return torch.default_generator.get_state().numpy().tobytes()
+    def mark(self) -> torch.Tensor:
+        return torch.default_generator.get_state()
 
-    def moved(self, mark: bytes) -> bool:
-        return self.mark() != mark
+    def moved(self, mark: torch.Tensor) -> bool:
+        return not torch.equal(torch.default_generator.get_state(), mark)
 
-    def restore(self, mark: bytes) -> None:
-        torch.default_generator.set_state(torch.frombuffer(bytearray(mark), dtype=torch.uint8))
+    def restore(self, mark: torch.Tensor) -> None:
+        torch.default_generator.set_state(mark)
 
     def seed(self, number: int) -> None:
         # torch.manual_seed would ask for accelerators as well: 100 times slower
@@ -116,21 +112,22 @@ class Numpy:
     def __init__(self) -> None:
         bits = _NUMPY._bit_generator
         self._bits = bits
-        self._address = int(bits.ctypes.state_address) if self._readable(bits) else 0
+        self._memory = self._found(bits)
         self._known: tuple[bytes, Any] | None = None
 
-    def _readable(self, bits: Any) -> bool:
-        """Whether its words lie where they are expected, the position behind them."""
+    def _found(self, bits: Any) -> Any:
+        """Its words, if they lie where they are expected, the position behind them."""
         if not isinstance(bits, np.random.MT19937):
-            return False
+            return None
         state = bits.state["state"]
         expected = state["key"].astype(np.uint32).tobytes()
         expected += int(state["pos"]).to_bytes(4, "little")
-        return ctypes.string_at(int(bits.ctypes.state_address), self._WORDS) == expected
+        words = _memory(int(bits.ctypes.state_address), self._WORDS)
+        return words if words.raw == expected else None
 
     def _words(self) -> bytes:
-        if self._address and _NUMPY._bit_generator is self._bits:
-            return ctypes.string_at(self._address, self._WORDS)
+        if self._memory is not None and _NUMPY._bit_generator is self._bits:
+            return self._memory.raw  # type: ignore[no-any-return]
         return b""
 
     def mark(self) -> Any:
@@ -206,8 +203,8 @@ class Draws:
         quiet = False
         try:
             if self._known:
-                drawn = fetch(self._plant if self._used or self._own else nothing)
-                quiet = not any(s.moved(m) for s, m in before if s not in self._used)
+                drawn = fetch(nothing if self._leaves_all else self._plant)
+                quiet = not [s for s, m in before if s not in self._used and s.moved(m)]
                 if quiet:
                     return drawn
                 self._put_back(before)
@@ -218,9 +215,14 @@ class Draws:
             self._known = True
             return drawn
         finally:
-            if keep:
+            if keep and not (quiet and self._leaves_all):
                 self._put_back([(s, m) for s, m in before if not quiet or s in self._used])
                 self._own.restore(own)
+
+    @property
+    def _leaves_all(self) -> bool:
+        """Whether the data set draws from none, as far as is known."""
+        return not (self._used or self._own)
 
     def _plant(self, *parts: int | str) -> None:
         number = subseed(*parts)
@@ -246,6 +248,11 @@ class Draws:
     def _put_back(marks: Sequence[tuple[Source, Any]]) -> None:
         for source, mark in marks:
             source.restore(mark)
+
+
+def _memory(address: int, size: int) -> Any:
+    """Memory of this process, as it is whenever ``raw`` is asked for."""
+    return (ctypes.c_char * size).from_address(address)
 
 
 def nothing(*_parts: int | str) -> None:

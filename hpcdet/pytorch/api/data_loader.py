@@ -284,7 +284,7 @@ class DataLoader:
         """Batches of samples by index, made in this process as ``training`` makes them."""
         collate = self._options["collate_fn"] or default_collate
         made = Seeded(self.dataset, cast("Any", collate), seed)
-        return [made.__getitems__([(epoch, index) for index in one.tolist()]) for one in wanted]
+        return [made.__getitems__((epoch, one.tolist())) for one in wanted]
 
     def validation(self, seed: int, mine: range, shares: int) -> Iterator[tuple[Slice, TorchData]]:
         """This rank's batches of one pass in order; arguments as of ``training``.
@@ -367,7 +367,7 @@ class _Plain(Seeded):
         return len(self._dataset)
 
     def __getitems__(self, wanted: Sequence[Any]) -> Any:
-        return super().__getitems__([(0, index) for index in wanted])
+        return super().__getitems__((0, list(wanted)))
 
 
 def _sampled(sampler: Any, seed: int, epoch: int) -> list[Any]:

@@ -14,6 +14,9 @@ from hpcdet.pytorch.gradients import buffers
 
 State = dict[str, Any]
 
+FREELY = contextlib.nullcontext()
+"""Around what nothing is done about."""
+
 
 class GradientReducer:
     """The gradients of a rank that is alone; the base of the reducers of several ranks.
@@ -80,7 +83,7 @@ class GradientReducer:
 
     def collect(self, loss: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
         """Around the backward pass of ``loss``: its gradients are taken in."""
-        return contextlib.nullcontext()
+        return FREELY
 
     def reduce(self) -> None:
         """Finish the sum of the batch's gradients, and do what ``apply`` has put off."""
@@ -123,7 +126,7 @@ class AveragingReducer(GradientReducer):
     def collect(self, loss: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
         if self._steps and loss.requires_grad:
             loss.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
-        return contextlib.nullcontext()
+        return FREELY
 
     def _backward_begins(self, _gradient: torch.Tensor) -> None:
         """Ask to be called when this rank has computed its gradients.

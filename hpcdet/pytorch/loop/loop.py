@@ -23,6 +23,7 @@ from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.api.traces import Traces
 from hpcdet.pytorch.api.trial import PyTorchTrial
 from hpcdet.pytorch.api.trial_context import GLOBAL_BATCH
+from hpcdet.pytorch.gradients.reducer import FREELY
 from hpcdet.pytorch.loop.feeds import feed_of
 from hpcdet.pytorch.loop.loop_progress import LoopPlan, LoopProgress
 from hpcdet.pytorch.loop.probing import Probing
@@ -188,8 +189,10 @@ class Loop:
                 start_epoch(callback, part.epoch)
 
         def learn(share: int, tally: Tally) -> None:
-            self._session.profile.phases.switch("data")
-            own = (part, batch) if share == context.mine[0] else next(more)
+            own = (part, batch)
+            if share != context.mine[0]:
+                self._session.profile.phases.switch("data")
+                own = next(more)
             # shares of different size must count by their size where their mean is taken, too
             weight = own[0].weight / part.records
             with self._governed(own[0], weight, share):
@@ -225,7 +228,7 @@ class Loop:
     ) -> contextlib.AbstractContextManager[None]:
         """Around the training of a share, whose rows the policy routes."""
         if self._guard is None:
-            return contextlib.nullcontext()
+            return FREELY
         first = share == self._context.mine[0]
         return self._guard.share(part, weight, share, first=first)
 

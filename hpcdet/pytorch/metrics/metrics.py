@@ -47,7 +47,7 @@ class Tally:
         for name, value in metrics.items():
             kind = self._kind(name)
             number = _number(name, value, kind)
-            old = self.values.get(name, _START[kind])
+            old = self.values[name] if name in self.values else _START[kind]
             if kind is Reducer.AVG:
                 new = old + number * weight
             elif kind is Reducer.SUM:
@@ -107,6 +107,8 @@ def _number(name: str, value: Any, kind: Reducer) -> torch.Tensor | float:
     if isinstance(value, float):
         return value
     if isinstance(value, torch.Tensor):
+        if value.is_cpu and value.numel() == 1:
+            return float(value.item())
         tensor = value.detach()
     else:
         try:
@@ -157,4 +159,4 @@ def named(metrics: Any) -> dict[str, Any]:
     """The result of ``train_batch`` as metrics by name; a bare value is the loss."""
     if metrics is None:
         return {}
-    return dict(metrics) if isinstance(metrics, Mapping) else {"loss": metrics}
+    return dict(metrics) if isinstance(metrics, dict | Mapping) else {"loss": metrics}

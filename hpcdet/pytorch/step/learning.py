@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 
 from hpcdet.core.training import Phases
 from hpcdet.errors import UsageError
-from hpcdet.pytorch.gradients.reducer import GradientReducer
+from hpcdet.pytorch.gradients.reducer import FREELY, GradientReducer
 
 if TYPE_CHECKING:  # imported where there is a policy only
     from hpcdet.guard.guard import Guard
@@ -86,7 +87,7 @@ class Learning:
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         """Mixed precision, if it is used."""
-        return torch.autocast(self._device.type) if self._amp else contextlib.nullcontext()
+        return torch.autocast(self._device.type) if self._amp else FREELY
 
     # -- a batch -----------------------------------------------------------------------------
 
@@ -136,7 +137,7 @@ class Learning:
             loss = loss * scale
         if self._amp:
             loss = self.scaler.scale(loss)
-        passing = contextlib.nullcontext() if self.guard is None else self.guard.passing()
+        passing = FREELY if self.guard is None else self.guard.passing()
         with passing, self._reducer.collect(loss):
             torch.autograd.backward(
                 loss, gradient, retain_graph=retain_graph, create_graph=create_graph
@@ -163,7 +164,8 @@ class Learning:
             scaler, self._update_scaler = self.scaler, True
         elif scaler is not None:
             self._reducer.check_scaler()
-        self._reducer.apply(lambda: self._step(optimizer, clip_grads, auto_zero_grads, scaler))
+        step = functools.partial(self._step, optimizer, clip_grads, auto_zero_grads, scaler)
+        self._reducer.apply(step)
 
     def _step(
         self,
@@ -173,7 +175,7 @@ class Learning:
         scaler: Any,
     ) -> None:
         before = self._phases.switch("optimizer")
-        accounted: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        accounted: contextlib.AbstractContextManager[None] = FREELY
         if self.guard is not None:
             optimizers = self.guard.optimizers
             accounted = optimizers.step(optimizer, zeroes=auto_zero_grads, scaler=scaler)

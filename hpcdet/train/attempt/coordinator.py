@@ -118,12 +118,13 @@ class Coordinator:
             self._rung_wait.begin(units)
         if self._peers.ranks.chief and self._progress.take():
             self._tracker.record("progress", **dataclasses.asdict(units))
-        with self._profile.phases.within("communication"):
-            if first and stepped:  # of the Core API's ranks one alone may have loaded a checkpoint
-                self._steps = self._peers.broadcast(self._steps)
-            self._steps += stepped
-            self.stop.learn(self._steps if stop else None)
-            heard = self._agreement.exchange(self._mine, self._steps if stepped else None)
+        before = self._profile.phases.switch("communication")
+        if first and stepped:  # of the Core API's ranks one alone may have loaded a checkpoint
+            self._steps = self._peers.broadcast(self._steps)
+        self._steps += stepped
+        self.stop.learn(self._steps if stop else None)
+        heard = self._agreement.exchange(self._mine, self._steps if stepped else None)
+        self._profile.phases.switch(before)
         if stepped:
             self._profile.step(units)
         orders = NOTHING if heard is None else self._obey(heard)

@@ -142,7 +142,8 @@ class Every:
 
     def take(self) -> bool:
         """``due``, and begin the next period if so."""
-        if not self.due():
+        now = self._clock()
+        if now - self._last < self._seconds:
             return False
-        self.restart()
+        self._last = now
         return True
