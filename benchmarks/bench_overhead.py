@@ -59,11 +59,12 @@ from overhead_loops import (  # noqa: E402
     measure,
 )
 
-GOAL = 1.02
+GOAL = 1.01
+"""Of long steps: of the hand-written loop's, and of the peer's that does as little."""
 CYCLE = 10
 """A checkpoint is made every so many blocks."""
 LONG = Step("20 ms", 1200, 128, 30, GOAL)
-SHORT = Step("1 ms", 64, 32, 300, None)
+SHORT = Step("2 ms", 320, 64, 150, 1.05)
 
 
 def compared(ours: Sequence[float], peer: Sequence[float]) -> float:
@@ -84,7 +85,9 @@ def _row(name: str, peer: str, blocks: Blocks, run: Run) -> results.Row:
     ours, others = blocks[name], blocks[peer]
     found = processes.ratio([compared(*pair) for pair in zip(ours, others, strict=True)])
     goal, said = None, found.rank()
-    if name in OURS and peer in PEERS:
+    if name in OURS and peer == "Lightning Fabric":
+        goal, said = GOAL, found.against(GOAL)
+    elif name in OURS and peer in PEERS:
         goal = 1.0
     elif name in OURS and run.step.goal is not None:
         goal, said = run.step.goal, found.against(run.step.goal)
@@ -152,7 +155,7 @@ def main() -> int:
     parser.add_argument("--groups", type=int, default=12, help="times that processes begin")
     parser.add_argument("--rounds", type=int, default=60, help="rounds of blocks, of all groups")
     parser.add_argument("--world", type=int, action="append", help="only so many ranks")
-    parser.add_argument("--step", action="append", help="only steps of '20 ms' or '1 ms'")
+    parser.add_argument("--step", action="append", help="only steps of '20 ms' or '2 ms'")
     parser.add_argument("--add", action="store_true", help="keep the rows of other calls")
     given = parser.parse_args()
     groups = processes.LEAST if given.quick else given.groups

@@ -317,3 +317,29 @@ def test_what_has_other_values_than_its_bytes_say_is_not_read_into(tmp_path: Pat
     assert same(found, saved)
     there = [name for name in saved if found[name].data_ptr() == into[name].data_ptr()]
     assert there == ["half"]
+
+
+def test_what_is_copied_is_hashed_while_it_is_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces that a core's own cache holds, and that come to the digest of the whole."""
+    saved = {"w": torch.arange(1_000_003)}
+    checkpoint.save(tmp_path / "1.g0", saved)
+    Reads(monkeypatch, "direct")
+    real, hashed = pieces.begin_digest, []
+
+    class Hasher:
+        def __init__(self, *what: Any) -> None:
+            self.real = real(*what)
+
+        def update(self, data: memoryview) -> None:
+            hashed.append(len(data))
+            self.real.update(data)
+
+        def hexdigest(self) -> str:
+            return self.real.hexdigest()
+
+    monkeypatch.setattr(pieces, "begin_digest", Hasher)
+    found = checkpoint.load(tmp_path / "1.g0", into={"w": torch.zeros(1_000_003).long()}).shared
+    assert same(found, saved)
+    assert sum(hashed) >= 8_000_024 and max(hashed) <= 512 << 10

@@ -24,6 +24,8 @@ from hpcdet.errors import IntegrityError
 
 _LARGE = 64 << 10
 """A leaf of so many bytes is worth another thread."""
+_NEAR = 512 << 10
+"""Bytes that are copied and then hashed while they are still in a core's own cache."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,19 @@ class Range:
     target: Bytes | None = None
     _hasher: blake3 | None = None
 
-    def hash(self, data: Bytes) -> None:
-        """Hash its next bytes; it is a leaf."""
+    def hash(self, data: Bytes, target: Bytes | None = None) -> None:
+        """Hash its next bytes; it is a leaf. With ``target`` they are copied there as well."""
         leaf = self.leaf
         assert leaf is not None
         if self._hasher is None:
             self._hasher = begin_digest(leaf.kind, leaf.dtype, leaf.shape)
-        self._hasher.update(data.data)
+        if target is None:
+            self._hasher.update(data.data)
+            return
+        for start in range(0, data.size, _NEAR):
+            near = data[start : start + _NEAR]
+            target[start : start + _NEAR] = near
+            self._hasher.update(near.data)
 
     def entry(self, file: RankFile) -> Entry:
         """All of it has been hashed: the leaf, checked."""
@@ -136,12 +144,12 @@ class Piece:
         """
         try:
             parts = [part for part in self._parts if self._is_large(part)]
-            found = self._fill(parts)
+            found, targets = self._fill(parts)
             if self._before is not None:
                 self._before._hashed.wait()
                 self._before = None
-            for part, data in zip(parts, found, strict=True):
-                part.hash(data)
+            for part, data, target in zip(parts, found, targets, strict=True):
+                part.hash(data, target)
         finally:
             self._hashed.set()
 
@@ -159,8 +167,8 @@ class Piece:
         is_large = end - start >= _LARGE or start < self.start or end > self.end
         return is_large and part.leaf is not None
 
-    def _fill(self, parts: Sequence[Range]) -> list[Bytes]:
-        """Read it; what was read of these parts, which goes to where it is to go."""
+    def _fill(self, parts: Sequence[Range]) -> tuple[list[Bytes], list[Bytes | None]]:
+        """Read it; what was read of these parts, and where it is still to go."""
         found = [self._read(part) for part in parts]
         targets = [self._target(part) for part in parts]
         for part, target in zip(parts, targets, strict=True):
@@ -168,10 +176,7 @@ class Piece:
                 populate(target)
         if self._file.is_direct(self.start):
             self._file.fill(self.start, self.memory)
-            for data, target in zip(found, targets, strict=True):
-                if target is not None:
-                    target[:] = data
-            return found
+            return found, targets
         memories, at = [], 0
         for n, (part, target) in enumerate(zip(parts, targets, strict=True)):
             if target is not None:
@@ -180,7 +185,7 @@ class Piece:
                 found[n], at = target, end
         memories.append(self.memory[at:])
         self._file.scatter(self.start, [memory for memory in memories if memory.size])
-        return found
+        return found, [None] * len(found)
 
     def _within(self, part: Range) -> tuple[int, int]:
         """Where in this piece a part begins and ends, or what of it is here."""
