@@ -335,6 +335,18 @@ def test_the_list_of_trials_is_longer_than_other_tables(tmp_path: Path) -> None:
     assert improvements.startswith("Trials endedTrialBest validation_loss 115 334 771 Hyper")
 
 
+def test_it_is_said_that_the_best_trial_has_failed(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    for loss, reason in ((0.5, "completed"), (0.1, "user_error")):
+        trial = built.trial()
+        attempt = trial.attempt()
+        attempt.metrics("validation", 10, validation_loss=loss)
+        attempt.end(reason)
+    trial.control("fail", why="failed once")
+    assert "The best trial, 2, has failed" in Text(render(built)).text
+    assert "has failed" not in Text(render(sweep(tmp_path / "digits-91c0"))).text
+
+
 def test_a_file_is_cut_to_its_size_or_refused(tmp_path: Path) -> None:
     built = Builder(tmp_path / "digits-7f3a")
     for n in range(60):

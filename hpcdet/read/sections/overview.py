@@ -177,6 +177,9 @@ def _notes(
         yield str(status.why)
     for loss in status.purged:
         yield f"{loss[0].upper()}{loss[1:]}."
+    best = by_trial(trials).get(status.best.trial) if status.best else None
+    if best is not None and best.state == "ERROR":
+        yield f"The best trial, {best.trial}, has failed: its value is of a report before that."
     silent = sum(row.best is None for row in status.trials)
     if silent and len(status.trials) > silent:
         yield f"{silent} of {len(status.trials)} trials have no value of {status.metric}."

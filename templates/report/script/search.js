@@ -167,7 +167,7 @@ function scatterChart(figure) {
       visualMap: { show: false, dimension: 2, min: 1, max: Math.max(2, ranked().length), inRange: { color: shade() } },
       tooltip: { ...base().tooltip, formatter: (at) => `trial ${at.name}, rank ${at.value[2]}\n${one.name}: ${
         one.kind === "category" ? one.values[at.value[0]] : short(at.value[0])}\n${metric}: ${short(at.value[1])}` },
-      series: [{ type: "scatter", data: dots, itemStyle: { opacity: 0.85 } }],
+      series: [{ type: "scatter", data: dots, itemStyle: { opacity: 0.85, borderColor: colour("faint"), borderWidth: 0.5 } }],
     };
   }).on("click", (at) => toggle(Number(at.name)));
 }
