@@ -232,21 +232,22 @@ def quiet(folder: Path, trials: int, count: int) -> dict[str, Any]:
     """Turns of 15 s by kind: nothing happened, 100 trials have reported, all are looked at."""
     live = Live(folder, trials)
     live.holder.sight = Sight(live.world.paths, live.world.clock)
-    for _ in range(2):
+    for _ in range(4):  # all are looked at in the first, and in every fourth one
         live.train(TURN_S)
         live.turn()
     metadata = Metadata()
     kinds = ("everything", "nothing", "changes", "nothing")
-    found: dict[str, Any] = {kind: [] for kind in kinds} | {"metadata": {}}
+    found: dict[str, Any] = {kind: [] for kind in kinds} | {"cpu": [], "metadata": {}}
     for round_ in range(-2, count):
         for kind in kinds:
             if kind == "changes":
                 live.train(10, CHANGES)  # one report each
             before = metadata.count
             with metadata.counted():
-                seconds = live.turn()[1]
+                cpu, wall = live.turn()
             if round_ >= 0:  # before, what has just begun is looked at more often
-                found[kind].append(seconds)
+                found[kind].append(wall)
+                found["cpu"] += [cpu] if kind == "nothing" else []
                 found["metadata"][kind] = metadata.count - before
     return found
 
@@ -371,6 +372,7 @@ def main() -> None:
         _row(f"{live} live trials: memory", "MB", [turned["rss_mb"]], 300.0),
         _row("metadata operations per trial and turn", "", [turned["metadata"]], 2.0, count),
         _row(f"{2 * live} live trials, a turn without news", "s", still["nothing"], 0.005),
+        _row("the same: processor time", "s", still["cpu"], None),
         _row(f"{2 * live} live trials, {CHANGES} have reported", "s", still["changes"], 0.2),
         _row(f"{2 * live} live trials, all looked at, each 60 s", "s", still["everything"], None),
         *(

@@ -74,9 +74,10 @@ def mend(holder: Holder, seen: FleetView) -> None:
     Raises:
         Fenced: the term ended meanwhile.
     """
-    numbers = {place.job: place.submission for place in seen.live}
+    stuck = holder.watch.stuck()
+    numbers = {place.job: place.submission for place in seen.live} if stuck else {}
     try:
-        for row in holder.watch.stuck():
+        for row in stuck:
             key = ("stuck", row.job, row.index, row.restarts)
             if key in holder.written or row.job not in numbers or _is_held(holder.decided, row.job):
                 continue

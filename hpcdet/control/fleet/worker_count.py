@@ -51,10 +51,10 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
         Fenced: the term ended meanwhile.
     """
     live = len(seen.live)
-    # a task that is over by one answer is not counted on: the one sent in its place would go
-    sure = [place for place in seen.live if place.said is None or not place.said.final]
-    if len(sure) > wanted and not holder.hands.site.capabilities.nobody_submits:
-        cancel_surplus(holder, sure, len(sure) - wanted)
+    if live > wanted and not holder.hands.site.capabilities.nobody_submits:
+        # a task that is over by one answer is not counted on: the one sent in its place would go
+        sure = [place for place in seen.live if place.said is None or not place.said.final]
+        cancel_surplus(holder, sure, max(0, len(sure) - wanted))
     try:
         room = running_limits.room(holder, seen, wanted)
     except Unavailable as error:

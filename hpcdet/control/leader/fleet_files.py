@@ -43,17 +43,33 @@ class FleetFiles:
         self._looked: set[tuple[int, int, int]] = set()
         self._busy: Set[str] = frozenset()
         self._asked_end: dict[str, float] = {}
+        self._there: list[WorkerPaths] = []
+        self._rests_until = -math.inf
 
-    def look(self, busy: Set[str]) -> None:
-        """Begin a new look. ``busy``: names of workers that have an open attempt."""
+    def look(self, busy: Set[str], *, anew: bool = True) -> bool:
+        """Begin a new look.
+
+        Args:
+            busy: names of workers that have an open attempt.
+            anew: check for ends of workers in any case.
+
+        Returns:
+            False if nothing is new of workers: there are no others, and it is not yet time to
+            check any of them for its end.
+        """
+        there = list(self._paths.workers(self._known))
+        same = (there, busy) == (self._there, self._busy)
+        if same and self._clock() < self._rests_until and not anew:
+            return False
         self._looked.clear()
-        self._busy = busy
+        self._there, self._busy, self._rests_until = there, busy, math.inf
         self.newest = {}
-        for worker in self._paths.workers(self._known):
+        for worker in there:
             key = (worker.submission, worker.index)
             former = self.newest.get(key)
             if former is None or worker.incarnation > former.incarnation:
                 self.newest[key] = worker
+        return True
 
     def submission(self, number: int) -> tuple[Intent | None, Submitted | None]:
         """Return a submission's intent and result; both are read once when they are final."""
@@ -86,7 +102,9 @@ class FleetFiles:
         if key in self._left or key in self._looked:
             return self._left.get(key)
         self._looked.add(key)
-        if worker.name in self._busy and self._was_asked(worker.name):
+        if worker.name not in self._busy:
+            self._rests_until = -math.inf
+        elif self._was_asked(worker.name):
             return None
         # a live worker is in no archive, and opening a missing file is cheap
         if key in self._ends and not _opens(self._ends[key]):
@@ -109,10 +127,11 @@ class FleetFiles:
     def _was_asked(self, worker: str) -> bool:
         """True if a worker was checked recently; else the check of now is remembered."""
         now = self._clock()
-        if now - self._asked_end.get(worker, -math.inf) < self._busy_every_s:
-            return True
-        self._asked_end[worker] = now
-        return False
+        asked = now - self._asked_end.get(worker, -math.inf) < self._busy_every_s
+        if not asked:
+            self._asked_end[worker] = now
+        self._rests_until = min(self._rests_until, self._asked_end[worker] + self._busy_every_s)
+        return asked
 
 
 def _opens(path: str) -> bool:

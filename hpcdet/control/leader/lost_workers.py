@@ -20,7 +20,7 @@ from hpcdet.site.models import Site
 from hpcdet.store.cost.spending import epoch
 from hpcdet.store.folder import home
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Final, Intent, Reason, WorkerClaim, WorkerEnd
+from hpcdet.store.folder.records import Final, Intent, Reason, Submitted, WorkerClaim, WorkerEnd
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import files
 
@@ -115,6 +115,7 @@ class Watch:
     Attributes:
         files: of submissions and workers.
         scheduler: its last answer.
+        settled: nothing was new to the last look.
         left_behind: submissions up to this number come from another place (``store.folder.home``):
             their jobs are not this experiment's, and their workers are gone.
 
@@ -142,6 +143,10 @@ class Watch:
         self._suspicions: dict[tuple[object, ...], _Suspicion] = {}
         # as the same answer had it
         self._steady: dict[tuple[int, int], tuple[Task, TaskPlace]] = {}
+        self.settled = False
+        self._awaits_final = False  # of a worker that has left, and may come back
+        self._seen: FleetView | None = None
+        self._by: tuple[list[tuple[Intent, Submitted]], object] = [], None
 
     def look(self, busy: Set[str] = frozenset()) -> FleetView:
         """Read the files and, if jobs may live there and it is time, ask the scheduler.
@@ -149,10 +154,12 @@ class Watch:
         Args:
             busy: names of workers that have an attempt that has not ended.
         """
-        self.files.look(busy)
-        newest = self.files.newest
+        former = self._seen
+        unsure = former is None or former.gone or self._suspicions or self._awaits_final
+        anew, newest = self.files.look(busy, anew=bool(unsure)), self.files.newest
+        self._awaits_final = False
         submissions = list(self.files.submissions())
-        for intent, _ in submissions:
+        for intent, _ in submissions if anew else ():
             self._note_ends(intent, newest)
         self.scheduler.ask(
             [
@@ -163,6 +170,10 @@ class Watch:
                 and any((intent.number, i) not in self._over for i in range(intent.tasks))
             ]
         )
+        by = submissions, self.scheduler.answer
+        self.settled = not anew and by[0] == self._by[0] and by[1] is self._by[1]
+        if former is not None and self.settled:
+            return former
         places: list[TaskPlace] = []
         gone: list[Gone] = []
         for intent, submitted in submissions:
@@ -171,7 +182,8 @@ class Watch:
                 place, lost = self._judge(intent, submitted.job, index, worker)
                 places.append(place)
                 gone += lost
-        return FleetView(places, gone)
+        self._seen, self._by = FleetView(places, gone), by
+        return self._seen
 
     @property
     def suspects(self) -> bool:
@@ -215,6 +227,8 @@ class Watch:
                 continue
             if self._stays(end) or Final.read(worker.final) is not None:
                 self._over.add(key)
+            else:
+                self._awaits_final = True
 
     def _stays(self, end: WorkerEnd) -> bool:
         """True if no task starts again after this end."""

@@ -29,6 +29,7 @@ class SchedulerAnswers:
         self._asked_at: float | None = None
         self._answers: dict[str, list[Task]] = {}
         self._rows: dict[tuple[str, int], Task] = {}
+        self._waiting: list[Task] = []
         self._hastened: set[tuple[str, int, int]] = set()
 
     def ask(self, jobs: list[Job]) -> None:
@@ -54,9 +55,14 @@ class SchedulerAnswers:
             return found
         return next((row for row in self._answers.get(job, []) if row.index < 0), None)
 
+    @property
+    def answer(self) -> object:
+        """The last answer, another object each time."""
+        return self._rows
+
     def waiting(self) -> list[Task]:
         """Return the pending tasks."""
-        return [row for row in self._all() if row.state is TaskState.PENDING]
+        return self._waiting
 
     @property
     def hopeless(self) -> list[Task]:
@@ -78,6 +84,7 @@ class SchedulerAnswers:
             return
         self.blind = ""
         self._rows = {}
+        self._waiting = [row for row in self._all() if row.state is TaskState.PENDING]
         for job, rows in self._answers.items():
             for row in rows:
                 self._rows.setdefault((job, row.index), row)

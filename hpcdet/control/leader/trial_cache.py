@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from hpcdet.store.decisions.wakeup import NOTHING, Told
 from hpcdet.store.folder.attempt_paths import AttemptPaths
@@ -45,6 +46,11 @@ class TrialView:
         return self.files.standing
 
     @property
+    def news(self) -> bool:
+        """True if there may be something to pass on of a trial that runs."""
+        return self.fresh or self.watched
+
+    @cached_property
     def open(self) -> list[tuple[AttemptPaths, Claim]]:
         """The attempts that were claimed and have not ended, newest first."""
         found = []
@@ -70,6 +76,7 @@ class Sight:
         self._changing: dict[int, float] = {}  # looked at until then
         self._reported: set[int] = set()
         self._fresh: set[int] = set()
+        self._news: set[int] = set()  # views of this turn alone
         self._checked: dict[int, TrialView] = {}
 
     def begin(self, told: Told = NOTHING, *, everything: bool = True) -> None:
@@ -87,7 +94,11 @@ class Sight:
         self._changing = {n: until for n, until in self._changing.items() if until > now}
         self._changing |= dict.fromkeys(told.attempts, now + ALL_S)
         self._reported |= {number for number in told.reports if number in self._trials}
-        self._checked.clear()
+        if self._all:
+            self._checked.clear()
+        for number in (*self._news, *self._changing, *self._reported):
+            self._checked.pop(number, None)
+        self._news.clear()
 
     def forget(self, number: int) -> None:
         """Read a trial again when it is next asked for, as a file of it was just written."""
@@ -118,5 +129,7 @@ class Sight:
             self._fresh.add(number)
         watched = looks or number in self._reported
         seen = TrialView(self._trials[number], number in self._fresh, watched)
+        if seen.news:
+            self._news.add(number)
         self._checked[number] = seen
         return seen

@@ -159,12 +159,14 @@ def _turn(holder: Holder, everything: bool) -> Turn:
 
 def _look_at_fleet(holder: Holder) -> FleetView:
     """Return the tasks and workers that live; close those that are gone."""
-    fleet = holder.watch.look(close_attempts.busy(holder))
+    open_attempts = close_attempts.find_open(holder)
+    fleet = holder.watch.look(close_attempts.busy(open_attempts))
     holder.lease.blind = holder.watch.scheduler.blind
     holder.lease.waiting = sum(place.phase == "pending" for place in fleet.places)
     stuck_jobs.tell(holder, fleet)
     stuck_jobs.note_unlaunched(holder, fleet)
-    close_attempts.close_gone(holder, fleet.gone)
+    if not holder.watch.settled:
+        close_attempts.close_gone(holder, open_attempts, fleet.gone)
     accounting.charge(holder, fleet.places)
     return fleet
 

@@ -38,10 +38,12 @@ def learn(holder: Holder) -> dict[int, Standing]:
         if not (known or holder.paths.trial(number).record.exists()):
             continue
         seen = holder.sight.trial(number)
-        standing = seen.standing
+        standings[number] = standing = seen.standing
+        if standing.open_attempt and not seen.news:
+            continue
         if seen.fresh:
             decided.trials.touched.add(number)
-        if seen.fresh or (seen.watched and standing.open_attempt):
+        if seen.fresh or standing.open_attempt:
             _tell_reports(holder, plan, seen)
         judged = plan.failed or plan.allowed >= standing.next_attempt
         if standing.state == "doubtful" and not judged:
@@ -51,7 +53,6 @@ def learn(holder: Holder) -> dict[int, Standing]:
         at_rest = not standing.open_attempt and decided.action(plan) != "run"
         holder.sight.rest(number, at_rest=at_rest)
         holder.sight.learnt(number)
-        standings[number] = standing
     best_validation.write(holder)
     return standings
 

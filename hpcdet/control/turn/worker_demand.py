@@ -92,7 +92,7 @@ def _outdated(
     """
     if not any(place.submission < since for place in fleet.live):
         return []
-    busy = close_attempts.busy(holder)
+    busy = close_attempts.busy(close_attempts.find_open(holder))
     old = [
         place
         for place in fleet.live
@@ -104,9 +104,10 @@ def _outdated(
 
 def _waits(holder: Holder, plan: TrialPlan, standing: Standing | None) -> bool:
     """True if a trial needs a worker and has none."""
-    if plan.ended or holder.decided.action(plan) != "run":
+    runs = standing is not None and standing.state == "running"
+    if runs or plan.ended or holder.decided.action(plan) != "run":
         return False
-    if standing is not None and standing.state not in ("runnable", "doubtful", "running"):
+    if standing is not None and standing.state not in ("runnable", "doubtful"):
         # as it stood before this turn's controls
         holder.stay()
         standing = holder.sight.trial(plan.number).standing

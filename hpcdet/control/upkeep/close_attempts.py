@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
 
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import Gone, Watch
@@ -17,9 +16,11 @@ from hpcdet.store.trials import progress, standing
 _WORKER = re.compile(r"(\d+)-(\d+)\.(\d+)")
 
 
-def close_gone(holder: Holder, gone: list[Gone]) -> None:
+OpenAttempts = list[tuple[AttemptPaths, Claim]]
+
+
+def close_gone(holder: Holder, open_attempts: OpenAttempts, gone: list[Gone]) -> None:
     """Close lost workers and the attempts that they left open."""
-    open_attempts = list(_open_attempts(holder))
     for one in gone:
         mine = [(a, c) for a, c in open_attempts if c.worker == one.worker.name]
         attempts = [[attempt.trial, attempt.number] for attempt, _ in mine]
@@ -59,15 +60,18 @@ def close_attempt(holder: Holder, attempt: AttemptPaths, claim: Claim, reason: R
         holder.actions.append(f"attempt {attempt.trial}.{attempt.number} ended: {end.reason}")
 
 
-def busy(holder: Holder) -> frozenset[str]:
+def busy(open_attempts: OpenAttempts) -> frozenset[str]:
     """Return the names of the workers that have an open attempt."""
-    return frozenset(claim.worker for _, claim in _open_attempts(holder))
+    return frozenset(claim.worker for _, claim in open_attempts)
 
 
-def _open_attempts(holder: Holder) -> Iterator[tuple[AttemptPaths, Claim]]:
+def find_open(holder: Holder) -> OpenAttempts:
+    """Return the attempts that were claimed and have not ended, by trial."""
+    found: OpenAttempts = []
     for number in sorted(holder.decided.trials.open):
         holder.stay()
-        yield from holder.sight.trial(number).open
+        found += holder.sight.trial(number).open
+    return found
 
 
 def _is_orphan(watch: Watch, paths: ExperimentPaths, claim: Claim) -> bool:
