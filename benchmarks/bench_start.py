@@ -2,13 +2,17 @@
 
 Fresh processes, in turn: a rank of hpcdet (``python -m hpcdet.attempt``), a script that trains the
 same model with torch's ``DistributedDataParallel`` over gloo, and ``import torch`` alone, the
-floor. A figure is the median of the rounds: processor time of the process, and the modules that
-are loaded, which is what a shared file system is asked for.
+floor. The script runs once more with torch's compiler put off as ours does. A figure is the median
+of the rounds: processor time of the process, and the modules that are loaded, which is what a
+shared file system is asked for.
 
 Then one worker runs trial after trial of a single step, its ranks forked (``worker.warm: auto``),
 and another one does so with ranks that start anew: from a trial's claim to its first step, and the
 rank's processor time until then. The first trial of each, for which the worker imports, is a row of
 its own, from the worker's start.
+
+More parts: ``submit`` (``start.submissions``), 64 trials of five seconds beside Ray Tune and
+submitit (``start.many_trials``), and a slow metadata server (``start.storm``).
 """
 
 from __future__ import annotations
@@ -20,8 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parent.parent
@@ -29,92 +32,80 @@ sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 
 import results  # noqa: E402
 
+from benchmarks.start import many_trials, storm, submissions, worker_trials  # noqa: E402
+from benchmarks.start.models import BY_HAND, ONE, SAY, TRIAL  # noqa: E402
 from hpcdet.store.folder.records import Claim  # noqa: E402
-from hpcdet.store.fs import journal  # noqa: E402
-from tests import experiments, ranks  # noqa: E402
+from tests import ranks  # noqa: E402
 
 ROUNDS, QUICK = 9, 2
-FLOOR = "import torch"
+SCRIPTS = {
+    "by hand": BY_HAND,
+    "by hand, no compiler": (
+        f"from hpcdet.process import late_compiler\nlate_compiler.put_off()\n{BY_HAND}"
+    ),
+    "import torch": f"{SAY}import torch\nsay()",
+}
 MOST_S = 0.5
 """The most that a later trial of a worker may take from its claim, or use of the processor."""
-ONE = {"OMP_NUM_THREADS": "1"}
-SAY = """
-import json, os, sys, time
-def say():
-    told = {"cpu_s": time.process_time(), "modules": len(sys.modules)}
-    name = os.environ["START_SAYS"] + os.environ.get("HPCDET_TRIAL", "")
-    open(name, "w").write(json.dumps(told))
-"""
-BY_HAND = f"""{SAY}
-import torch
-from torch import nn
-meeting = "file://" + os.environ["START_SAYS"] + ".store"
-torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
-model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))
-optimizer = torch.optim.AdamW(model.parameters())
-data = torch.utils.data.TensorDataset(torch.rand(64, 1))
-for [x] in torch.utils.data.DataLoader(data, 8, shuffle=True):
-    model(x).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    say()
-    break
-torch.distributed.destroy_process_group()
-"""
-TRIAL = f"""{SAY}
-import torch
-from torch import nn
-from hpcdet import pytorch
-
-class StartTrial(pytorch.PyTorchTrial):
-    def __init__(self, context):
-        self.context = context
-        self.model = context.wrap_model(nn.Linear(1, 1))
-        self.optimizer = context.wrap_optimizer(torch.optim.AdamW(self.model.parameters()))
-
-    def build_training_data_loader(self):
-        data = torch.utils.data.TensorDataset(torch.rand(64, 1))
-        return pytorch.DataLoader(data, self.context.get_per_slot_batch_size(), shuffle=True)
-
-    def build_validation_data_loader(self):
-        return self.build_training_data_loader()
-
-    def train_batch(self, batch, epoch_idx, batch_idx):
-        loss = self.model(batch[0]).square().mean()
-        self.context.backward(loss)
-        self.context.step_optimizer(self.optimizer)
-        say()
-        return {{"loss": loss}}
-
-    def evaluate_batch(self, batch, batch_idx):
-        return {{"validation_loss": self.model(batch[0]).square().mean()}}
-"""
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two rounds, to see that it works")
-    rounds = QUICK if parser.parse_args().quick else ROUNDS
-    told: dict[str, list[dict[str, float]]] = {"hpcdet": [], "by hand": [], FLOOR: []}
+    parser.add_argument("--quick", action="store_true", help="a little of it, to see that it works")
+    parser.add_argument("--trials", type=int, default=64, help='of the part "many trials"')
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this one")
+    given = parser.parse_args(argv)
+    parts = given.part or list(PARTS)
+    name = "start-quick" if given.quick else "start"
+    print(f"{'':<66}{'ours':>9}{'peer':>9}{'ratio':>8}  peer")
+    for part in parts:
+        rows = []
+        with tempfile.TemporaryDirectory() as folder:
+            for row in PARTS[part](given, Path(folder)):
+                rows.append({"part": part, **row})
+                print(f"{row['what']:<66}{row['ours']:>9.2f}{row['peer']:>9.2f}", end="")
+                print(f"{row['ratio']:>8.3f}  {row['peer_name']}")
+        others = [row for row in results.written(name) if row["part"] != part]
+        results.write(name, [*others, *rows])
+    return 0
+
+
+def _first_steps(given: argparse.Namespace, place: Path) -> Iterator[results.Row]:
+    rounds = QUICK if given.quick else ROUNDS
+    told: dict[str, list[dict[str, float]]] = {"hpcdet": [], **{peer: [] for peer in SCRIPTS}}
     for number in range(rounds + 1):
         for name in told if number % 2 else reversed(told):
             with tempfile.TemporaryDirectory() as folder:
                 found = _process(name, Path(folder))
             if number:  # the first round brings files into memory
                 told[name].append(found)
-    rows = [_row(told, peer, key) for peer in ("by hand", FLOOR) for key in ("cpu_s", "modules")]
-    with tempfile.TemporaryDirectory() as folder:
-        found = {warm: _worker(warm, rounds, Path(folder) / warm) for warm in ("auto", "off")}
-    rows += _worker_rows(found["auto"], found["off"])
-    print(f"{'until the first step':<44}{'ours':>9}{'peer':>9}{'ratio':>8}  peer")
-    for row in rows:
-        print(
-            f"{row['what']:<44}{row['ours']:>9.2f}{row['peer']:>9.2f}{row['ratio']:>8.2f}", end=""
-        )
-        print(f"  {row['peer_name']}")
-    results.write("start", rows)
-    return 0
+    for peer in SCRIPTS:
+        for key in ("cpu_s", "modules"):
+            yield _row(told, peer, key)
+    workers = {warm: _worker(warm, rounds, place / warm) for warm in ("auto", "off")}
+    yield from _worker_rows(workers["auto"], workers["off"])
+
+
+def _submissions(given: argparse.Namespace, place: Path) -> Iterator[results.Row]:
+    yield from submissions.rows(1 if given.quick else 5, place)
+
+
+def _many_trials(given: argparse.Namespace, place: Path) -> Iterator[results.Row]:
+    trials, seconds = (4, 1.0) if given.quick else (given.trials, 5.0)
+    yield from many_trials.rows(trials, seconds, place, install=not given.quick)
+
+
+def _storm(given: argparse.Namespace, place: Path) -> Iterator[results.Row]:
+    yield from storm.rows(*((2, 2, 0.0) if given.quick else (8, 4, storm.DELAY_MS)), place)
+
+
+PARTS = {
+    "first steps": _first_steps,
+    "submit": _submissions,
+    "many trials": _many_trials,
+    "storm": _storm,
+}
 
 
 def _process(name: str, folder: Path) -> dict[str, float]:
@@ -128,8 +119,8 @@ def _process(name: str, folder: Path) -> dict[str, float]:
         argv = ["-Pm", "hpcdet.attempt", str(folder / "EXP"), "1", "1"]
         Claim("0001-0000.0", "here").write_once(trial.attempt(1).claim)
     else:
-        argv = ["-c", BY_HAND if name == "by hand" else f"{SAY}import torch\nsay()"]
-    environment = {**os.environ, "START_SAYS": str(says), **ONE}
+        argv = ["-c", SCRIPTS[name]]
+    environment = {**os.environ, "START_SAYS": str(says), "PYTHONPATH": str(TOP), **ONE}
     subprocess.run([sys.executable, *argv], env=environment, check=True, capture_output=True)
     [said] = folder.glob("says.json*")
     found: dict[str, float] = json.loads(said.read_text())
@@ -138,32 +129,12 @@ def _process(name: str, folder: Path) -> dict[str, float]:
 
 def _worker(warm: str, trials: int, folder: Path) -> list[dict[str, float]]:
     """What each trial of one worker says after its first step; its time since the claim, too."""
-    model = folder / "model"
-    model.mkdir(parents=True)
-    (model / "model_def.py").write_text(TRIAL)
-    values = experiments.config(
-        1,
-        trials + 1,
-        entrypoint="model_def:StartTrial",
-        searcher={"max_concurrent_trials": 1},
-        worker={"warm": warm},
-        environment={"environment_variables": {"START_SAYS": str(folder / "says"), **ONE}},
-    )
-    with experiments.local_jobs(folder / "state"):
-        paths = experiments.submit(values, folder / "EXP", experiments.local_site(), model)
-        experiments.run_to_end(paths, timeout=60.0 * (trials + 2))
-    [worker] = paths.root.glob("workers/*/journal.jsonl")
-    notes = journal.read(worker)
-    begun = {line["trial"]: line["t"] for line in notes if line["kind"] == "claimed"}
-    begun[1] = notes[0]["t"] if notes[0]["kind"] == "start" else notes[1]["t"]
-    found = []
-    for number, since in sorted(begun.items()):
-        [attempt] = paths.trial(number).attempts()
-        [step] = [one["t"] for one in journal.read(attempt.journal) if one["kind"] == "first_step"]
-        wall = datetime.fromisoformat(step) - datetime.fromisoformat(since)
-        said = json.loads((folder / f"says{number}").read_text())
-        found.append({**said, "wall_s": wall.total_seconds()})
-    return found
+    variables = {"START_SAYS": str(folder / "says")}
+    with worker_trials.ended(TRIAL, warm, trials + 1, folder, variables) as paths:
+        return [
+            {**json.loads((folder / f"says{number}").read_text()), "wall_s": wall}
+            for number, wall in enumerate(worker_trials.walls(paths), 1)
+        ]
 
 
 def _worker_rows(
