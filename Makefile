@@ -120,7 +120,7 @@ bench-mpi: setup  ## the MPI backend against raw mpi4py and gloo; overlap on and
 bench-meeting: setup  ## ranks that prove who they are beside torch's store and plain gloo: start and steps
 	$(PY) benchmarks/bench_meeting.py
 
-bench-start: setup  ## ranks until their first step, submit, 64 short trials beside Ray Tune and submitit, slow metadata (an hour)
+bench-start: setup  ## ranks until their first step, submit, short trials beside Ray Tune and submitit, slow metadata (an hour)
 	$(PY) benchmarks/bench_start.py
 
 bench-elastic: setup  ## what the same bits on any number of ranks cost: step time against DDP

@@ -109,7 +109,8 @@ def rows(trials: int, seconds: float, folder: Path, *, install: bool = True) -> 
         goal = MOST if name == _OURS["auto"] else None
         what = f"{trials} trials of {each:.1f} s on {peers.PLACES} places: {name}"
         yield _row(what, spans.wall_s, "training alone, both busy", alone, goal)
-        yield _row(what, spans.wall_s, "its own trainings", spans.training_s / peers.PLACES)
+        own = spans.training_s / peers.PLACES
+        yield _row(what, spans.wall_s, "its own trainings", own, goal)
     for name, spans in found.items():
         yield _row(f"until the first training: {name}", spans.start_s, "one training", each)
 
