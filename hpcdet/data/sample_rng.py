@@ -221,7 +221,7 @@ class Draws:
 
     @property
     def _leaves_all(self) -> bool:
-        """Whether the data set draws from none, as far as is known."""
+        """True if the data set draws from none, as far as is known."""
         return not (self._used or self._own)
 
     def _plant(self, *parts: int | str) -> None:
