@@ -125,6 +125,11 @@ def served(root: Path, id: str, cache: Path, times: int) -> ServerCost:
         "its checkpoints": f"{one}/checkpoints",
         "logs of a trial": f"{one}/logs?trial=1",
         "explain": f"{one}/explain?trial=1",
+        "explain, all trials": f"{one}/explain",
+        "events, all trials": f"{one}/events",
+        "metrics, all trials, 20 points": f"{one}/metrics?points=20",
+        "compare": f"compare?ids={id}/1,{id}/2",
+        "usage": "usage",
     }
     with serving(root, XDG_CACHE_HOME=str(cache)) as server:
         answers: dict[str, list[float]] = {what: [] for what in addresses}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -26,6 +25,7 @@ from hpcdet.read.explanation import findings
 from hpcdet.read.listing import Filters
 from hpcdet.read.lookup.escapes import escaped
 from hpcdet.read.report import ReportOptions, embedded
+from hpcdet.read.report.page import templates
 from hpcdet.read.usage import usage_table
 from hpcdet.read.usage.slot_hours import SlotHoursView
 from hpcdet.read.views import logs, views
@@ -278,28 +278,25 @@ class Pages:
         if (same := unchanged(request, seen)) is not None:
             return same
         folder = shipped.folder("templates")
-        environment = Environment(
-            loader=FileSystemLoader(folder / "live"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
         style = (folder / "report" / "style.css").read_text()
         script = f'"use strict";\n{(folder / "report" / "script" / embedded.LIVE).read_text()}'
-        made = environment.get_template("page.html.j2").render(
-            title=page.title,
-            parts=page.parts,
-            command=page.command,
-            python=page.python,
-            warnings=warnings,
-            place=str(self._sources.root),
-            now=files.now()[:19].replace("T", " "),
-            tag=etag(seen),
-            style=Markup(style),
-            style_digest=embedded.digest(style),
-            script=Markup(script),
-            script_digest=embedded.digest(script),
+        made = (
+            templates(folder / "live")
+            .get_template("page.html.j2")
+            .render(
+                title=page.title,
+                parts=page.parts,
+                command=page.command,
+                python=page.python,
+                warnings=warnings,
+                place=str(self._sources.root),
+                now=files.now()[:19].replace("T", " "),
+                tag=etag(seen),
+                style=Markup(style),
+                style_digest=embedded.digest(style),
+                script=Markup(script),
+                script_digest=embedded.digest(script),
+            )
         )
         return HTMLResponse(escaped(made), headers={**_POLICY, "etag": etag(seen)})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import itertools
 import json
@@ -10,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
 from hpcdet import shipped, units
@@ -360,6 +362,25 @@ def test_a_file_is_cut_to_its_size_or_refused(tmp_path: Path) -> None:
     assert "are not drawn" in Text(small).text
     with pytest.raises(UsageError, match="MB"):
         render(built, report.ReportOptions(plain=True, max_mb=0.001))
+
+
+def test_a_process_compiles_templates_and_packs_the_engine_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    with_scripts = report.ReportOptions()
+    first = render(built, with_scripts)
+    packed = []
+
+    def compress(data: bytes, *words: Any, **more: Any) -> bytes:
+        packed.append(len(data))
+        return zip_whole(data, *words, **more)
+
+    zip_whole = gzip.compress
+    monkeypatch.setattr(gzip, "compress", compress)
+    monkeypatch.setattr(jinja2.Environment, "compile", None)
+    assert render(built, with_scripts) == first
+    assert len(packed) == 1 and packed[0] < 100_000, "the data alone"
 
 
 def test_the_same_folder_gives_the_same_bytes_in_each_format(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from hpcdet import shipped
@@ -25,7 +24,7 @@ from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.lookup.escapes import escaped
 from hpcdet.read.report import embedded
 from hpcdet.read.report.markdown import markdown
-from hpcdet.read.report.page import FILTERS, content, data
+from hpcdet.read.report.page import content, data, templates
 from hpcdet.read.sections import whole
 from hpcdet.read.sections.extent import ReportExtent
 from hpcdet.read.sections.redaction import redaction
@@ -131,23 +130,19 @@ def _render(gathered: Gathered, now: float, options: ReportOptions, extent: Repo
     if options.format == "md":
         return escaped(markdown(report))
     folder = shipped.folder("templates") / "report"
-    environment = Environment(
-        loader=FileSystemLoader(folder),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= FILTERS
     style = (folder / "style.css").read_text()
     scripts = None if options.plain else embedded.scripts(folder, data(report), bool(options.live))
-    page = environment.get_template("report.html.j2").render(
-        **content(report, gathered, hide),
-        style=Markup(style),
-        style_digest=embedded.digest(style),
-        scripts=scripts,
-        own=Markup(scripts.own) if scripts else "",
-        refresh_s=options.refresh_s,
-        live=options.live,
+    page = (
+        templates(folder)
+        .get_template("report.html.j2")
+        .render(
+            **content(report, gathered, hide),
+            style=Markup(style),
+            style_digest=embedded.digest(style),
+            scripts=scripts,
+            own=Markup(scripts.own) if scripts else "",
+            refresh_s=options.refresh_s,
+            live=options.live,
+        )
     )
     return escaped(page)

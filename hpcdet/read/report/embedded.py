@@ -7,6 +7,7 @@ The page's own script unpacks the others with ``DecompressionStream``. ECharts i
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import hashlib
 import json
@@ -56,11 +57,18 @@ def scripts(folder: Path, data: Any, live: bool = False) -> Scripts:
     names = (*OWN, LIVE) if live else OWN
     parts = "\n".join((folder / "script" / name).read_text() for name in names)
     own = f'"use strict";\n(() => {{\n{parts}\n}})();\n'
-    engine = (folder / ENGINE).read_text()
+    engine, engine_digest = _engine(folder)
     text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return Scripts(
         own=own,
-        engine=packed(engine.encode()),
+        engine=engine,
         data=packed(text.encode()),
-        digests=[digest(own), digest(engine)],
+        digests=[digest(own), engine_digest],
     )
+
+
+@functools.cache
+def _engine(folder: Path) -> tuple[str, str]:
+    """Return the charts' engine, packed, and its digest; a process packs it once."""
+    text = (folder / ENGINE).read_text()
+    return packed(text.encode()), digest(text)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hpcdet import units
 from hpcdet.read.experiment.gather import Gathered
@@ -104,7 +108,7 @@ def _entries(value: Any) -> list[tuple[Any, Any]]:
     return list(value.items() if isinstance(value, dict) else enumerate(value))
 
 
-FILTERS: dict[str, Callable[..., Any]] = {
+_FILTERS: dict[str, Callable[..., Any]] = {
     "brief": describe.brief,
     "duration": units.duration,
     "entries": _entries,
@@ -117,4 +121,17 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "slot_time": slot_time,
     "use": use,
 }
-"""The template's filters."""
+
+
+@functools.cache
+def templates(folder: Path) -> Environment:
+    """Return the templates in a folder; a process compiles each of them once."""
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= _FILTERS
+    return environment
