@@ -11,6 +11,7 @@ import pytest
 
 from hpcdet.control.leader.trial_cache import ALL_S, Sight
 from hpcdet.control.turn.controller import advance
+from hpcdet.schedulers.common.base import TaskState
 from hpcdet.store.decisions import chain, wakeup
 from hpcdet.store.decisions.wakeup import Told
 from hpcdet.store.fs import freshness, journal
@@ -110,6 +111,30 @@ def test_a_folder_that_looks_as_before_for_a_while_is_looked_at_again(
     assert look() == "running"
     caches[0] = False
     assert look() == "runnable", "and not only when all are looked at"
+
+
+@pytest.mark.parametrize("completes", [True, False])
+def test_a_worker_whose_last_nudge_was_lost_has_left_and_is_not_lost(
+    tmp_path: Path, completes: bool
+) -> None:
+    world = World.make(tmp_path, Waves(count=3, width=2))
+    play, holder, workers = begun(world)
+    holder.sight = Sight(world.paths, world.clock)
+    attempts = [play.claim(worker) for worker in workers]
+    for after in (11, 11, ALL_S + 1, *[11] * 5):
+        world.clock.now += after
+        holder.lease.beat()
+        assert advance(world.paths, holder, everything=False).held
+        if after > ALL_S:
+            play.finish(attempts[0], 0.5)
+            wakeup.told(world.paths)  # it is lost
+            play.leave(workers[0])
+            if not completes:  # the scheduler is slower
+                play.vanish(workers[0], TaskState.RUNNING)
+                holder.watch.files._asked_end.clear()
+    assert holder.sight.trial(1).standing.state == "done"
+    assert not [line for line in chain.read(world.paths) if line["kind"] == "lost"]
+    assert control(world, 3).action == "run", "within the minute"
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -97,7 +97,7 @@ class FleetView:
 
 BUSY = 5
 """Polling intervals between checks for the end of a worker with open attempts: it leaves after
-these have ended, and their files are checked in each turn."""
+these have ended, and a nudge tells of that."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ def close_gone(holder: Holder, open_attempts: OpenAttempts, gone: list[Gone]) ->
     """Close lost workers and the attempts that they left open."""
     for one in gone:
         mine = [(a, c) for a, c in open_attempts if c.worker == one.worker.name]
+        mine = [(a, c) for a, c in mine if _is_open(holder, a)]
+        if not mine and WorkerEnd.read(one.worker.end) is not None:
+            continue  # it has left since it was looked at
         attempts = [[attempt.trial, attempt.number] for attempt, _ in mine]
         holder.record("lost", worker=one.worker.name, reason=one.reason, attempts=attempts)
         for attempt, claim in mine:
@@ -33,8 +36,10 @@ def close_gone(holder: Holder, open_attempts: OpenAttempts, gone: list[Gone]) ->
         holder.actions.append(f"worker {one.worker.name} is gone ({one.reason})")
     for attempt, claim in open_attempts:
         key = ("orphan", attempt.trial, attempt.number)
-        if _is_orphan(holder.watch, holder.paths, claim) and holder.watch.confirmed(
-            key, by_files=True
+        if (
+            _is_orphan(holder.watch, holder.paths, claim)
+            and _is_open(holder, attempt)
+            and holder.watch.confirmed(key, by_files=True)
         ):
             ids = [[attempt.trial, attempt.number]]
             holder.record("lost", worker=claim.worker, reason="lost", attempts=ids)
@@ -72,6 +77,14 @@ def find_open(holder: Holder) -> OpenAttempts:
         holder.stay()
         found += holder.sight.trial(number).open
     return found
+
+
+def _is_open(holder: Holder, attempt: AttemptPaths) -> bool:
+    """True if an attempt that seems open is: the nudge that tells of its end may be lost."""
+    if End.read(attempt.end) is None:
+        return True
+    holder.sight.forget(attempt.trial)
+    return False
 
 
 def _is_orphan(watch: Watch, paths: ExperimentPaths, claim: Claim) -> bool:
