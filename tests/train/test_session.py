@@ -27,6 +27,8 @@ from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import Ranks
 from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.decisions import wakeup
+from hpcdet.store.decisions.wakeup import Told
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Control, Trial
 from hpcdet.store.fs import journal
@@ -232,7 +234,9 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
 def test_a_full_disk_does_not_stop_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tracker = Tracker(tmp_path / "journal.jsonl")
+    found: list[int] = []  # what a reader finds who is told of a validation
+    path = tmp_path / "journal.jsonl"
+    tracker = Tracker(path, lambda: found.append(len(journal.read(path))))
     tracker.record("metrics", step=1)
     with monkeypatch.context() as patch:
 
@@ -241,9 +245,11 @@ def test_a_full_disk_does_not_stop_training(
 
         patch.setattr(os, "write", full)
         tracker.record("metrics", step=2)
-        tracker.record("metrics", step=3)
+        tracker.record("metrics", step=3, group="validation")
+    assert not found
     assert capsys.readouterr().err.count("No space left") == 1
     tracker.record("metrics", step=4)
+    assert found == [4]
     tracker.close()
     lines = journal.read(tmp_path / "journal.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
@@ -264,6 +270,7 @@ def test_metrics_that_no_journal_took_are_told_by_who_goes_on(
 
     first, state = attempt(1), {"w": torch.ones(3)}
     first.begin(None, Units())
+    place = ExperimentPaths(root)
     with monkeypatch.context() as patch:
 
         def full(*_: object, **__: object) -> None:
@@ -275,11 +282,13 @@ def test_metrics_that_no_journal_took_are_told_by_who_goes_on(
         first.report("validation", Units(2), {"loss": float("nan")})
         assert first.keeper.save(2, state, None, wait=False)
         assert first.keeper.drain()
+    assert wakeup.told(place) == wakeup.NOTHING, "a turn would find nothing"
     second = attempt(2)
     loaded = second.keeper.restore()
     assert loaded is not None
     assert loaded.manifest.step == 2
     second.begin(loaded.manifest, Units(2))
+    assert wakeup.told(place) == Told(reports={1})
     assert second.keeper.save(3, state, None)
     second.tracker.close()
     rows = [line for line in journal.read(trial.attempt(2).journal) if line["kind"] == "metrics"]

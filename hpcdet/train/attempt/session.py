@@ -89,7 +89,8 @@ class Session:
             torch.cuda.set_device(self.device)
         self.peers = Peers(ranks)
         self.virtual = Virtual.of(config, ranks, record.seed)
-        self.tracker = Tracker(place.attempt.journal if self.attached and ranks.chief else None)
+        journal = place.attempt.journal if self.attached and ranks.chief else None
+        self.tracker = Tracker(journal, self._tell_of_report)
         self.profile = Profile.of(
             place, ranks, self.tracker, self.device, wanted=config.profiling.measure
         )
@@ -207,16 +208,17 @@ class Session:
             print(f"hpcdet: {group} after {units.batches} batches: {values}", flush=True)
         self.tracker.record(
             "metrics",
-            sync=group == "validation",
             group=group,
             step=units.batches,
             metrics=values,
             units=dataclasses.asdict(units),
         )
         if group == "validation":
-            if self.place.experiment is not None:
-                wakeup.tell(self.place.experiment, self.record.number, "report")
             self.coordinator.validated(units)
+
+    def _tell_of_report(self) -> None:
+        if self.place.experiment is not None:
+            wakeup.tell(self.place.experiment, self.record.number, "report")
 
     def save(
         self,

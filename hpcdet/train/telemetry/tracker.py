@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,17 @@ _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 class Tracker:
     """Appends records to a journal. Without a path, nothing is written anywhere.
 
-    Threads may share one.
+    Validations, on which searchers decide, are durable as soon as the disk allows it. Threads may
+    share one.
+
+    Args:
+        validated: called once validations are durable.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, validated: Callable[[], None] = lambda: None) -> None:
         self._path = path
+        self._validated = validated
+        self._news = False
         self._writer: journal.Writer | None = None
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._complained = False
@@ -57,8 +63,12 @@ class Tracker:
                 kind, fields = self._waiting[0]
                 self._writer.append(kind, **fields)
                 self._waiting.popleft()
-            if sync:
+                self._news |= kind == "metrics" and fields.get("group") == "validation"
+            if sync or self._news:
                 self._writer.sync()
+            if self._news:
+                self._news = False
+                self._validated()
         except OSError as error:
             if not self._complained:
                 self._complained = True
@@ -73,8 +83,9 @@ class Tracker:
 
     def retell(self, metrics: Iterable[Mapping[str, Any]]) -> None:
         """Record metrics that an attempt before this one could not."""
-        for fields in metrics:
-            self.record("metrics", **fields)
+        with self._lock:
+            self._waiting.extend(("metrics", dict(fields)) for fields in metrics)
+            self.flush()
 
     def look_for_nan(self, group: str, step: int, metrics: Mapping[str, Any]) -> None:
         """Say that metrics have stopped to be numbers, when they do; it ends nothing.
