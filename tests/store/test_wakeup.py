@@ -45,6 +45,24 @@ def test_each_kind_is_heard_once_by_who_asks_for_it(paths: ExperimentPaths) -> N
     assert wakeup.take(paths) and not wakeup.take(paths)
 
 
+def test_two_who_leave_the_first_at_once_are_both_heard(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = wakeup._make
+
+    def later(path: os.PathLike[str]) -> None:
+        try:
+            make(path)
+        except FileNotFoundError:
+            monkeypatch.setattr(wakeup, "_make", make)
+            wakeup.tell(paths, 8, "attempt")  # the other one is faster
+            raise
+
+    monkeypatch.setattr(wakeup, "_make", later)
+    wakeup.tell(paths, 7, "attempt")
+    assert wakeup.told(paths) == Told(attempts={7, 8})
+
+
 @pytest.mark.parametrize(
     "name",
     [

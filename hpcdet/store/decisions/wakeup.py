@@ -50,7 +50,7 @@ def give(paths: ExperimentPaths, who: str) -> None:
         try:
             _make(path)
         except FileNotFoundError:
-            paths.nudges.mkdir(files.FOLDER_MODE)
+            paths.nudges.mkdir(files.FOLDER_MODE, exist_ok=True)
             _make(path)
 
 
