@@ -9,9 +9,12 @@ import torch
 from torch.utils.data import DataLoader, Sampler, default_collate
 
 from hpcdet import core
-from hpcdet.data.loader import Key, Seeded, as_is
+from hpcdet.data.loader import Seeded, as_is
 from hpcdet.data.sample_order import Order, shuffled, subseed
 from hpcdet.errors import ConfigError
+
+Key = tuple[int, int]
+"""Epoch and index of a sample."""
 
 
 class Loader(DataLoader[Any]):
@@ -69,7 +72,7 @@ class Loader(DataLoader[Any]):
         generator.manual_seed(subseed("loader", seed) % 2**63)
         collate = options.pop("collate_fn", None) or default_collate
         super().__init__(
-            _Sized(dataset, collate, seed),
+            _ByKeys(dataset, collate, seed),
             batch_sampler=self.position,
             collate_fn=as_is,  # the data set gives whole batches
             generator=generator,
@@ -84,8 +87,11 @@ class Loader(DataLoader[Any]):
         self.position.set(state["epoch"], state["skip"])
 
 
-class _Sized(Seeded):
-    """Keras asks a loader's data set for its size."""
+class _ByKeys(Seeded):
+    """Samples by a list, as frameworks expect of a batch; Keras asks for their number."""
+
+    def __getitems__(self, wanted: Any) -> Any:
+        return super().__getitems__((wanted[0][0], [index for _, index in wanted]))
 
     def __len__(self) -> int:
         return len(self._dataset)

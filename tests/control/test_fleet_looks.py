@@ -52,9 +52,9 @@ class Fleet:
                 play.vanish(dice.choice(workers), TaskState.FAILED)
             case "again" if workers:
                 one = dice.choice(workers)
-                [job] = jobs.values()
-                job.states[one.index] = TaskState.PENDING
-                job.restarts[one.index] = one.incarnation + 1
+                [paper] = jobs.values()
+                paper.states[one.index] = TaskState.PENDING
+                paper.restarts[one.index] = one.incarnation + 1
 
     def bury(self, seen: FleetView) -> None:
         """As ``close_gone`` does."""
