@@ -12,7 +12,7 @@ from hpcdet.schedulers.slurm.slurm import SlurmScheduler
 from hpcdet.store.folder.records import Intent
 from tests import experiments
 from tests.cluster.configuration import NODES
-from tests.experiments import until
+from tests.experiments import parent, strike, until
 from tests.slurm_runs import Lab, hpcdet, undisturbed
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
@@ -28,7 +28,10 @@ def test_a_launch_that_fails_costs_its_node_and_nothing_else(lab_b: Lab) -> None
     bad = run.claim().nodes[0]
     cluster.launches_fail(bad)
     try:
+        worker = run.worker_pid()
+        killed = [parent(worker), worker]
         cluster.check("scontrol", "requeue", run.task())
+        strike(killed)  # a script that ends by itself sets Requeue=0, and nothing is held
         held = "launch_failed_requeued_held"
         until(lambda: any(job["Reason"] == held for job in run.tasks()), run.story)
         resumed = hpcdet("resume", run.paths.id)
