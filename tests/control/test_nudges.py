@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hpcdet.control.leader.trial_cache import ALL_S, Sight
+from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.store.decisions import chain, wakeup
@@ -135,6 +136,24 @@ def test_a_worker_whose_last_nudge_was_lost_has_left_and_is_not_lost(
     assert holder.sight.trial(1).standing.state == "done"
     assert not [line for line in chain.read(world.paths) if line["kind"] == "lost"]
     assert control(world, 3).action == "run", "within the minute"
+
+
+def test_a_job_is_not_canceled_whose_worker_has_claimed_a_trial_unheard(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=2))
+    play, holder, workers = begun(world)
+    holder.sight = Sight(world.paths, world.clock)
+    advance(world.paths, holder, everything=False)
+    attempt = play.claim(workers[0])
+    wakeup.told(world.paths)  # it is lost
+    commands.ask(world.paths, "pause")
+    for _ in range(2):
+        world.clock.now += 11
+        holder.lease.beat()
+        assert advance(world.paths, holder, everything=False).state == "STOPPING"
+    assert len(world.scheduler.live) == len(workers), "it is to save first"
+    play.end(attempt, "paused", progressed=True)
+    advance(world.paths, holder, everything=False)
+    assert not world.scheduler.live
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -137,6 +137,8 @@ def _turn(holder: Holder, everything: bool) -> Turn:
     write_controls.apply(holder)
     notify_failures(holder)
     running = sum(bool(standing.open_attempt) for standing in standings.values())
+    if fleet.live and not running:  # before jobs are freed
+        running = sum(_runs(holder, number) for number in standings)
     if not running and experiment_state.is_over(holder.decided, standings):
         return Turn(True) if _close(holder, fleet) else _turn(holder, everything=True)
     demand = worker_demand.demand(holder, standings, running)
@@ -155,6 +157,12 @@ def _turn(holder: Holder, everything: bool) -> Turn:
     live = tuple(dict.fromkeys(place.submission for place in fleet.live))
     lacking = max(0, wanted - len(fleet.live))
     return Turn(True, live=live, busy=running, wanted=wanted, lacking=lacking)
+
+
+def _runs(holder: Holder, number: int) -> bool:
+    """True if a trial has an open attempt; one that was told to leave in this turn may, unheard."""
+    holder.stay()
+    return bool(holder.sight.trial(number).standing.open_attempt)
 
 
 def _look_at_fleet(holder: Holder) -> FleetView:
