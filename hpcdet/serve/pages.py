@@ -21,6 +21,7 @@ from starlette.routing import Route
 from hpcdet import shipped, units
 from hpcdet.errors import NotFound
 from hpcdet.read import catalog, listing, report
+from hpcdet.read.experiment import states
 from hpcdet.read.explanation import findings
 from hpcdet.read.listing import Filters
 from hpcdet.read.lookup.escapes import escaped
@@ -35,6 +36,7 @@ from hpcdet.registry.version_views import VersionView
 from hpcdet.serve.answers import answered, etag, unchanged
 from hpcdet.serve.query_parameters import Query
 from hpcdet.serve.served_experiments import ServedExperiments
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 
 _SHOWN, _LINES = 200, 200
@@ -135,7 +137,7 @@ class Pages:
     def _experiment(self, request: Request) -> Response:
         Query(request, ())
         paths = self._sources.find(request.path_params["id"])
-        seen = catalog.appearance(paths)
+        seen = catalog.appearance(paths) + states.reasons(paths)
         if (same := unchanged(request, seen)) is not None:
             return same
         with self._sources.gathered(paths) as gathered:
@@ -153,6 +155,7 @@ class Pages:
             known = findings.explain(gathered, number)
             attempts = views.attempts(gathered, number)
             kept = views.checkpoints(gathered, number)
+            row = next(one for one in views.trials(gathered) if one.trial == number)
             lines = itertools.chain.from_iterable(
                 logs.read(source, whole=False) for source in logs.sources(paths, trial=number)
             )
@@ -161,8 +164,9 @@ class Pages:
             PagePart(
                 "why",
                 "State, and why",
-                ("What", "Shown by", "What to do"),
-                [_cells(one.finding, " ".join(one.evidence), one.next) for one in known],
+                ("About", "What", "Shown by", "What to do"),
+                [_cells(one.about, one.finding, " ".join(one.evidence), one.next) for one in known],
+                words=f"The trial is {row.state}{f': {row.why}' if row.why else ''}.",
             ),
             PagePart(
                 "hyperparameters",
@@ -306,10 +310,18 @@ def _of_experiment(row: Any) -> Sequence[PageCell]:
     best = PageCell(text(row.best), f"/e/{id}/{row.best_trial}" if row.best_trial else "")
     return (
         PageCell(row.id, f"/e/{id}"),
-        *_cells(row.state, row.why, f"{row.progress:.0%}"),
+        *_cells(row.state, _why(row), f"{row.progress:.0%}"),
         best,
         *_cells(row.metric, _short(row.created), row.name, row.project, row.user, row.labels),
     )
+
+
+def _why(row: Any) -> str:
+    """Return why an experiment is in its state; of one that goes on, what its tasks wait for."""
+    if row.why or row.state in states.ENDED:
+        return str(row.why)
+    waits = states.reasons(ExperimentPaths(Path(row.path)))
+    return f"tasks wait in the queue: {waits}" if waits else ""
 
 
 def _changes(of: VersionView) -> str:

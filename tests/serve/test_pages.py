@@ -13,7 +13,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 from hpcdet.read import catalog
 from hpcdet.registry import add_version, registry_changes
 from hpcdet.registry.model_names import ModelReference
-from tests.builders import Builder, sweep
+from hpcdet.store.decisions import lease
+from tests.builders import Builder, put, sweep
 from tests.read.test_report_browser import (
     HOSTILE,
     broken,
@@ -92,6 +93,28 @@ def test_what_an_experiment_is_like_changes_with_its_journals(tmp_path: Path) ->
     seen.append(catalog.appearance(built.paths))
     assert all(one != other for one, other in itertools.pairwise(seen))
     assert catalog.appearance(built.paths) == seen[-1]
+
+
+def test_a_state_has_its_reason_beside_it(tmp_path: Path) -> None:
+    queued = Builder(tmp_path / "queued-1111")
+    queued.trial().control("pause", why="rung 1 of 3 (100 batches): rank 3 of 6, the best 2 go on")
+    queued.trial().control("stop", why="threshold: 0.5 is above 0.4")
+    put(queued.paths.term(1), lease.Term(1, "searcher", "n1", 1, queued.tick()))
+
+    def waits(reason: str) -> None:
+        told = {"reason": reason, "kind": "", "tasks": 2, "since": queued.tick(), "long": False}
+        put(lease.beat_path(queued.paths, 1), lease.Beat("ab", at=queued.tick(), waits=[told]))
+
+    waits("Resources")
+    with serving(tmp_path) as served:
+        assert "queue: Resources since" in served.ask("/").body
+        assert "rank 3 of 6" in served.ask("/e/queued-1111/1").body
+        assert "The trial is STOPPED: threshold" in served.ask("/e/queued-1111/2").body
+        before = served.ask("/e/queued-1111")
+        assert "queue: Resources since" in before.body
+        waits("Priority")
+        after = served.ask("/e/queued-1111", if_none_match=before.headers["etag"])
+        assert after.status == 200 and "queue: Priority since" in after.body
 
 
 def test_a_new_metric_is_drawn_while_somebody_looks(page: webdriver.Chrome, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hpcdet.read.experiment import digests
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial, GatheredWorker
 from hpcdet.store.decisions import chain, lease
 from hpcdet.store.folder import home, layout
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import ExperimentState, TrialState
 from hpcdet.store.fs import beat_age, packed
 
@@ -128,7 +129,7 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     if other := _waits_for(gathered):
         why = f"begins when {other} has ended well"
         return {"health": "queued", "last_turn_s": age, "why": why}
-    full = next((one for one in waits(gathered) if one["kind"] == "limit"), None)
+    full = next((one for one in waits(gathered.paths) if one["kind"] == "limit"), None)
     more = f"{full['tasks']} more may not be submitted yet ({full['reason']})" if full else ""
     if age is not None and age <= FRESH_S:
         return {"health": "queued" if full else "ok", "last_turn_s": age, "why": more}
@@ -187,18 +188,21 @@ def waiting_jobs(gathered: Gathered) -> list[str]:
     ]
 
 
-def waits(gathered: Gathered) -> list[dict[str, Any]]:
+def waits(paths: ExperimentPaths) -> list[dict[str, Any]]:
     """Return why tasks wait, by the last holder (``store.decisions.lease.Lease.waits``)."""
-    told = lease.last(gathered.paths)
+    told = lease.last(paths)
     return told[1].reasons() if told is not None and told[1] is not None else []
 
 
+def reasons(paths: ExperimentPaths) -> str:
+    """Return why tasks wait, by the last holder, in the scheduler's words; "" if none do."""
+    parts = (f"{one['reason'] or 'no reason given'} since {one['since']}" for one in waits(paths))
+    return "; ".join(parts)
+
+
 def _reasons(gathered: Gathered) -> str:
-    told = waits(gathered)
-    if not told:
-        return ""
-    parts = (f"{one['reason'] or 'no reason given'} since {one['since']}" for one in told)
-    return f" ({'; '.join(parts)})"
+    told = reasons(gathered.paths)
+    return f" ({told})" if told else ""
 
 
 def held(gathered: Gathered) -> bool:

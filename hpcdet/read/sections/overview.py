@@ -129,7 +129,7 @@ def summary(
         dirty=bool(dirty) if dirty is not None else None,
         seed=seed if isinstance(seed, int) else None,
         labels=status.labels,
-        completeness=[*_notes(status, attempts, trials)],
+        completeness=[*_notes(status, attempts, trials, states.reasons(gathered.paths))],
     )
 
 
@@ -164,7 +164,7 @@ def _site(gathered: Gathered) -> str:
 
 
 def _notes(
-    status: StatusView, attempts: Sequence[AttemptView], trials: TrialsSection
+    status: StatusView, attempts: Sequence[AttemptView], trials: TrialsSection, waits: str
 ) -> Iterator[str]:
     if status.state not in states.ENDED:
         yield "The experiment is not over: this is how it stood when the report was made."
@@ -175,6 +175,8 @@ def _notes(
         yield f"{running} attempt{'s have' if running > 1 else ' has'} not ended."
     if status.why:
         yield str(status.why)
+    if waits and status.state not in states.ENDED:
+        yield f"Tasks wait in the queue: {waits}."
     for loss in status.purged:
         yield f"{loss[0].upper()}{loss[1:]}."
     best = by_trial(trials).get(status.best.trial) if status.best else None

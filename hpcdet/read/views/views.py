@@ -275,7 +275,7 @@ def status(source: Source) -> StatusView:
         last_turn_s=keepers["last_turn_s"],
         waits=[
             WaitView(one["kind"], one["long"], one["reason"], one["since"], one["tasks"])
-            for one in states.waits(gathered)
+            for one in states.waits(gathered.paths)
         ],
         searcher=searcher.name,
         metric=searcher.metric,
