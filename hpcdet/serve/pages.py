@@ -21,6 +21,7 @@ from starlette.routing import Route
 from hpcdet import shipped, units
 from hpcdet.errors import NotFound
 from hpcdet.read import catalog, listing, report
+from hpcdet.read.comparison.facts import shown
 from hpcdet.read.experiment import states
 from hpcdet.read.explanation import findings
 from hpcdet.read.listing import Filters
@@ -30,7 +31,7 @@ from hpcdet.read.report.page import templates
 from hpcdet.read.usage import usage_table
 from hpcdet.read.usage.slot_hours import SlotHoursView
 from hpcdet.read.views import logs, views
-from hpcdet.read.views.items import text
+from hpcdet.read.views.items import set_to, text
 from hpcdet.registry import version_views, versions_beside_trials
 from hpcdet.registry.version_views import VersionView
 from hpcdet.serve.answers import answered, etag, unchanged
@@ -172,7 +173,7 @@ class Pages:
                 "hyperparameters",
                 "Hyperparameters",
                 ("Name", "Value"),
-                [_cells(name, value) for name, value in params.items()],
+                [_cells(name, set_to(value)) for name, value in params.items()],
             ),
             PagePart(
                 "attempts",
@@ -220,7 +221,9 @@ class Pages:
                 title,
                 ("What", "Name", *names),
                 [
-                    _cells(row.what, row.name, *(row.values[name] for name in names))
+                    _cells(
+                        row.what, row.name, *(shown(row.what, row.values[name]) for name in names)
+                    )
                     for row in rows
                     if row.same == same
                 ],

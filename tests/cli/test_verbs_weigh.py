@@ -55,6 +55,20 @@ def test_hp_names_what_it_lacks(cli: Cli) -> None:
     assert "importance needs 20" in ran.err
 
 
+def test_a_boolean_is_printed_as_set_takes_it(cli: Cli) -> None:
+    space = {"bad": {"type": "categorical", "vals": [True, False]}}
+    built = Builder(cli.root / "digits-7f3a", hyperparameters=space)
+    for value in (True, False):
+        attempt = built.trial(bad=value).attempt()
+        attempt.metrics("validation", 300, validation_loss=float(value))
+        attempt.end()
+    assert ["hyperparameters", "bad", "true", "false"] in [
+        line.split() for line in cli("compare", "digits/1", "digits/2").out.splitlines()
+    ]
+    assert cli("diff", "digits/1", "digits/2").out.split()[-2:] == ["true", "false"]
+    assert cli("hp", "digits").out.splitlines()[1].split()[3] == "false"
+
+
 def test_lineage_has_three_forms(cli: Cli, swept: Builder) -> None:
     new = Builder(cli.root / "fork-0001", name='evil"\x1b[31m')
     new.decide("forked", experiment="digits-7f3a", events=24, submissions=1, longer=[])

@@ -97,7 +97,9 @@ def test_what_an_experiment_is_like_changes_with_its_journals(tmp_path: Path) ->
 
 def test_a_state_has_its_reason_beside_it(tmp_path: Path) -> None:
     queued = Builder(tmp_path / "queued-1111")
-    queued.trial().control("pause", why="rung 1 of 3 (100 batches): rank 3 of 6, the best 2 go on")
+    queued.trial(bad=True).control(
+        "pause", why="rung 1 of 3 (100 batches): rank 3 of 6, the best 2 go on"
+    )
     queued.trial().control("stop", why="threshold: 0.5 is above 0.4")
     put(queued.paths.term(1), lease.Term(1, "searcher", "n1", 1, queued.tick()))
 
@@ -108,7 +110,8 @@ def test_a_state_has_its_reason_beside_it(tmp_path: Path) -> None:
     waits("Resources")
     with serving(tmp_path) as served:
         assert "queue: Resources since" in served.ask("/").body
-        assert "rank 3 of 6" in served.ask("/e/queued-1111/1").body
+        of_trial = served.ask("/e/queued-1111/1").body
+        assert "rank 3 of 6" in of_trial and "<td>true</td>" in of_trial
         assert "The trial is STOPPED: threshold" in served.ask("/e/queued-1111/2").body
         before = served.ask("/e/queued-1111")
         assert "queue: Resources since" in before.body

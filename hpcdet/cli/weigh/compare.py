@@ -10,6 +10,7 @@ from hpcdet.cli.frame.ids import ids_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.text_format import short
+from hpcdet.read.comparison.facts import shown
 from hpcdet.read.comparison.side_by_side import ComparedView
 from hpcdet.read.lookup import find
 
@@ -49,4 +50,4 @@ def compare_command(out: Output, ids: Sequence[str], only_different: bool) -> No
 
 
 def _column(id: str) -> Column:
-    return Column(id, lambda row: short(row.values[id]), right=True)
+    return Column(id, lambda row: shown(row.what, short(row.values[id])), right=True)

@@ -6,13 +6,13 @@ from typing import get_args
 
 import click
 
-from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.ids import complete
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.frame.text_format import short
 from hpcdet.errors import UsageError
 from hpcdet.read.comparison.differences import PARTS, DifferenceView, diff
-from hpcdet.read.comparison.facts import What
+from hpcdet.read.comparison.facts import What, shown
 from hpcdet.read.lookup import find
 from hpcdet.read.lookup.escapes import escaped
 
@@ -20,8 +20,8 @@ COLUMNS = (
     Column("WHAT", "what", cut=False),
     Column("KEY", "key"),
     Column("CHANGE", "change", cut=False),
-    Column("A", lambda row: text_format.short(row.a)),
-    Column("B", lambda row: text_format.short(row.b)),
+    Column("A", lambda row: shown(row.what, short(row.a))),
+    Column("B", lambda row: shown(row.what, short(row.b))),
 )
 
 

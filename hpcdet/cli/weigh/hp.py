@@ -9,12 +9,13 @@ from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.read.comparison.searched import HyperparameterView, hyperparameters
 from hpcdet.read.lookup import find
+from hpcdet.read.views.items import set_to
 
 COLUMNS = (
     Column("NAME", "name"),
     Column("IMPORTANCE", lambda row: _percent(row), right=True, cut=False),
     Column("N", "n", right=True),
-    Column("BEST", "best", right=True),
+    Column("BEST", lambda row: set_to(row.best), right=True),
     Column("LOW", "low", right=True),
     Column("HIGH", "high", right=True),
     Column("METHOD", "method"),

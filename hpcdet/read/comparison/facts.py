@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from hpcdet.read.experiment import changes, series
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.lookup.find import Reference
+from hpcdet.read.views.items import set_to, text
 from hpcdet.read.views.list_rows import TrialStatusView
 from hpcdet.read.views.trials import FingerprintView, fingerprints
 from hpcdet.read.views.views import status
@@ -16,6 +17,7 @@ from hpcdet.read.views.views import status
 What = Literal["metric", "data", "hyperparameters", "code", "libraries", "config", "resources"]
 WHATS: tuple[What, ...] = get_args(What)
 
+_SET: tuple[What, ...] = ("hyperparameters", "config")
 _VERSIONS = ("hpcdet", "python", "torch", "numpy", "cuda", "cudnn", "blas", "torch_blas")
 _SOFTWARE = (*_VERSIONS, "modules", "image")
 _SWITCHES = ("deterministic", "matmul_precision")
@@ -42,6 +44,11 @@ class Facts:
     trial: int
     of: Mapping[What, Mapping[str, Any]]
     warnings: list[str] = field(default_factory=list)
+
+
+def shown(what: What, value: Any) -> str:
+    """Format a fact for a table; one of a config as ``--set KEY=VALUE`` takes it."""
+    return set_to(value) if what in _SET else text(value)
 
 
 def collect(found: Reference, name: str = "", gathered: Gathered | None = None) -> Facts:

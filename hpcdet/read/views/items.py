@@ -79,6 +79,11 @@ def text(value: Any) -> str:
     return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
 
 
+def set_to(value: Any) -> str:
+    """Format what a config's key is set to, as ``typed``; ``-`` where there is none."""
+    return text(value) if value is None else typed(value)
+
+
 def typed(value: Any) -> str:
     """Format a value of a config as ``text`` does, so that YAML reads it as what it is."""
     if value is None:
