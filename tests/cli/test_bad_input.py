@@ -118,6 +118,29 @@ def test_in_a_folder_that_is_not_there(cli: Cli, tmp_path: Path) -> None:
     assert not absent.exists()
 
 
+OF_ALL = (
+    "ls", "status", "usage", "eff", "index update", "index rebuild", "registry ls",
+    "registry verify", "policy impact x", "notebook ls", "tensorboard ls", "shell ls", "run ls",
+    "serve --idle 1s",
+)  # fmt: skip
+"""Verbs that look at all experiments of a folder, or all models."""
+
+
+def test_of_all_in_a_folder_that_is_not_there(cli: Cli, tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    lines = {words: ["-C", str(absent), *words.split()] for words in OF_ALL}
+    assert not wrong(cli, lines, lambda _, code, err: code == 3 and str(absent) in err)
+    assert not absent.exists()
+
+
+def test_of_all_in_an_empty_folder(cli: Cli, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    lines = {words: ["-C", str(empty), *words.split()] for words in OF_ALL if "serve" not in words}
+    assert not wrong(cli, lines, lambda words, code, err: code == (3 if words[-1] == "x" else 0))
+    assert not [*empty.iterdir()]
+
+
 APART = re.compile("notebook|tensorboard|shell|run|searcher|registry|ckpt (digest|verify)|index")
 """Verbs for which something is started, or what is named is no experiment."""
 

@@ -58,11 +58,14 @@ class Settings:
         Raises:
             NotFound: that of ``-C`` does not exist; any other may be made by the first experiment.
         """
+        self._refuse_absent()
+        return self.wanted_root
+
+    def _refuse_absent(self) -> None:
         given = self.given_root
         if given is not None and not given.is_dir():
             hint = "-C names the folder that holds experiments"
             raise NotFound("no such folder", where=f"-C {given}", hint=hint)
-        return self.wanted_root
 
     @property
     def wanted_root(self) -> Path:
@@ -79,9 +82,14 @@ class Settings:
 
     @property
     def registry(self) -> Path:
-        """The registry of models: ``$HPCDET_REGISTRY``, the site's, or in the folder ``root``."""
+        """The registry of models: ``$HPCDET_REGISTRY``, the site's, or in the folder ``root``.
+
+        Raises:
+            NotFound: the folder of ``-C`` does not exist.
+        """
         from hpcdet.registry import registry_place
 
+        self._refuse_absent()
         if os.environ.get(registry_place.VARIABLE):
             return registry_place.folder(Path())
         return self.registry_at(self.site())
