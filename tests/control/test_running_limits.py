@@ -128,7 +128,7 @@ def test_jobs_of_others_take_their_part_of_the_limit(tmp_path: Path, scheduler: 
     scheduler.reasons["1"] = "JobHeldUser"
     later(world, holder, 1)
     holder.lease.beat()
-    [told] = states.waits(gather.gather(world.paths))
+    [told] = states.waits(world.paths)
     assert (told["reason"], told["kind"]) == ("limits.max_running: 4 of site paper", "limit")
     scheduler.foreign = 2
     later(world, holder, 2)
@@ -186,7 +186,7 @@ def test_experiments_share_a_limit_and_give_back_what_they_do_not_need(
     assert "max_running: 4" in turn.actions[-1]
     assert turn.strands
     other.close()
-    [told] = states.waits(gather.gather(second.paths))
+    [told] = states.waits(second.paths)
     assert (told["kind"], told["tasks"]) == ("limit", 4)
     # half of it is the second one's as soon as it is free: nobody of that one is there to see
     later(first, one, 1)
@@ -559,7 +559,7 @@ def shares_file(tmp_path: Path) -> Path:
 
 def reasons(world: World, holder: Holder) -> list[tuple[str, str]]:
     holder.lease.beat()
-    return [(one["reason"], one["kind"]) for one in states.waits(gather.gather(world.paths))]
+    return [(one["reason"], one["kind"]) for one in states.waits(world.paths)]
 
 
 def huge(path: Path) -> None:

@@ -315,7 +315,7 @@ def test_why_tasks_wait_and_since_when_is_told_by_one_holder_to_the_next(tmp_pat
     assert world.scheduler.live == [("1", 0)]
     world.scheduler.reasons["1"] = "ReqNodeNotAvail, UnavailableNodes:n1"
     turns(world, holder, 2)  # what one turn sees is told by the next beat
-    [wait] = states.waits(gather.gather(world.paths))
+    [wait] = states.waits(world.paths)
     assert (wait["reason"], wait["kind"], wait["tasks"], wait["long"]) == (
         *("ReqNodeNotAvail", "outage", 1, False),
     )
@@ -329,7 +329,7 @@ def test_why_tasks_wait_and_since_when_is_told_by_one_holder_to_the_next(tmp_pat
     os.unlink(path)
     lease.Beat("x", released=True, waits=[before]).write_once(path)
     turns(world, world.holder(), 2)
-    [wait] = states.waits(gather.gather(world.paths))
+    [wait] = states.waits(world.paths)
     assert wait["since"] == "2026-01-01T00:00:00Z" and wait["long"]
 
 
@@ -351,7 +351,7 @@ def test_reasons_that_are_none_are_passed_over(tmp_path: Path, wrong: dict[str, 
     path.unlink()
     lease.Beat("x", released=True, waits=[{"reason": "Priority", **wrong}]).write_once(path)
     turns(world, world.holder(), 2)
-    assert [one["reason"] for one in states.waits(gather.gather(world.paths))] == ["Priority"]
+    assert [one["reason"] for one in states.waits(world.paths)] == ["Priority"]
 
 
 def test_what_has_left_the_queue_waits_no_more(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_what_has_left_the_queue_waits_no_more(tmp_path: Path) -> None:
     advance(world.paths, holder)
     world.scheduler.reasons["1"] = "ReqNodeNotAvail, UnavailableNodes:n1"
     turns(world, holder, 2)
-    assert states.waits(gather.gather(world.paths))
+    assert states.waits(world.paths)
     attempt = play.claim(worker := play.start("1"))
     play.report(attempt, 10)
     holder.lease.beat()
@@ -369,4 +369,4 @@ def test_what_has_left_the_queue_waits_no_more(tmp_path: Path) -> None:
     play.leave(worker)
     turns(world, holder, 1)
     holder.lease.beat()
-    assert not states.waits(gather.gather(world.paths))
+    assert not states.waits(world.paths)
