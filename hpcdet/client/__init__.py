@@ -15,7 +15,7 @@ from __future__ import annotations
 from hpcdet.client.handles import Checkpoint, Experiment
 from hpcdet.client.metric_series import Metrics
 from hpcdet.client.model_versions import Model, ModelVersion, model, models
-from hpcdet.client.queries import compare, experiments, get, submit
+from hpcdet.client.queries import compare, experiments, get, submit, usage
 from hpcdet.client.run_verb import HpcdetWarning
 
 __all__ = [
@@ -31,4 +31,5 @@ __all__ = [
     "model",
     "models",
     "submit",
+    "usage",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
@@ -14,8 +15,9 @@ from hpcdet.client.model_versions import ModelVersion, registry_folder
 from hpcdet.client.run_verb import run, warn
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.read.comparison.side_by_side import ComparedView
-from hpcdet.read.listing import Filters, listed
+from hpcdet.read.listing import Filters, listed, used
 from hpcdet.read.lookup import find
+from hpcdet.read.usage.usage_table import UsageView
 from hpcdet.registry import versions_beside_trials
 from hpcdet.site_files import roots
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -85,6 +87,26 @@ def compare(*ids: str | Experiment | ModelVersion, root: Place = None) -> list[C
     rows, warnings = versions_beside_trials.compare(
         names, lambda name: find.reference(name, place), registry_folder
     )
+    for warning in warnings:
+        warn(warning)
+    return rows
+
+
+def usage(
+    by: Words = ("user", "project"), root: Place = None, *, since: datetime | str = ""
+) -> list[UsageView]:
+    """Return slot hours of all experiments of a root, and what became of them.
+
+    Args:
+        by: of ``user project account partition state month``.
+        since: what was held before is left out.
+
+    Raises:
+        NotFound: there is no such folder.
+        UsageError: there is no such key.
+    """
+    start = datetime.fromisoformat(_moment(since)).timestamp() if since else -math.inf
+    rows, warnings = used(_root(root), [*_words(by)], start)
     for warning in warnings:
         warn(warning)
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdet.errors import UsageError
 from hpcdet.read.catalog import Catalog
+from hpcdet.read.lookup import find
 from hpcdet.read.lookup.all_experiments import of_each
 from hpcdet.read.views.items import encode, text
 from hpcdet.read.views.list_rows import ExperimentView
 from hpcdet.store.folder.layout import ExperimentPaths
 
 if TYPE_CHECKING:
+    from hpcdet.read.usage.usage_table import UsageView
     from hpcdet.read.views.list_rows import TrialStatusView
 
     Row = ExperimentView | TrialStatusView
@@ -79,6 +82,26 @@ def listed(
 
     rows, warnings = _newest(catalog.experiments, rows_of, None if sort else limit)
     return (_sorted(rows, sort)[:limit] if sort else rows), warnings
+
+
+def used(
+    root: Path, by: Sequence[str], since: float = -math.inf
+) -> tuple[list[UsageView], list[str]]:
+    """Return the slot hours of all experiments of a root, and a line about each unreadable one.
+
+    Args:
+        by: keys of ``usage_table.KEYS``.
+        since: what was before is left out, in epoch seconds.
+
+    Raises:
+        UsageError: there is no such key.
+    """
+    from hpcdet.read.usage import usage_table  # much more than a list of experiments needs
+
+    view = functools.partial(usage_table.of_experiment, by=usage_table.checked(by), since=since)
+    rows, warnings = of_each(find.experiments(root), view)
+    table = usage_table.table(rows, by)
+    return [row for row in table if row.trials or row.slot_hours.queued], warnings
 
 
 def _newest(

@@ -273,7 +273,7 @@ class Pages:
         )
         rows, warnings = self._sources.usage(self._sources.experiments(), by)
         part = _hours(usage_table.table(rows, by), by)
-        python = "# as data: hpcdet usage -o json"
+        python = f"from hpcdet import client\n\nclient.usage({[*by]!r})"
         page = Page("Usage", [part], f"hpcdet usage --by {','.join(by)}", python)
         return self._shown(request, page, warnings)
 

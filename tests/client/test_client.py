@@ -63,6 +63,15 @@ def test_items_are_those_of_the_verbs(cli: Cli, swept: Builder) -> None:
     assert one.labels == shown["labels"]
 
 
+def test_usage_is_that_of_the_verb(cli: Cli, swept: Builder) -> None:
+    for by in ("user,project", "state,month"):
+        rows = client.usage(by.split(","), since="2026-01-01")
+        assert plain(rows) == printed(cli, "usage", "--by", by, "--since", "2026-01-01")
+    assert client.usage("user", since="2026-12-01") == []
+    with pytest.raises(errors.UsageError, match="no such key: shoe"):
+        client.usage("shoe")
+
+
 def test_experiments_are_found_by_what_they_have(cli: Cli, swept: Builder) -> None:
     Builder(cli.root / "other-0001", labels=["x"], workspace="lab", project="vision").trial()
 

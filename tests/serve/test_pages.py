@@ -35,7 +35,7 @@ PAGES = {
     "/e/digits-7f3a/3": ("State, and why", "hpcdet logs"),
     "/compare?ids=digits-7f3a/1,digits-91c0": ("What differs", "hidden"),
     "/models": ("No model yet", "registry add"),
-    "/usage?by=user": ("ada", "allocated"),
+    "/usage?by=user": ("ada", "allocated", "client.usage(["),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from datetime import datetime
 
@@ -11,9 +10,7 @@ import click
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import moment
-from hpcdet.read.lookup import find
-from hpcdet.read.lookup.all_experiments import of_each
-from hpcdet.read.usage import usage_table
+from hpcdet.read import listing
 from hpcdet.read.usage.usage_table import KEYS, UsageView
 
 
@@ -68,10 +65,7 @@ def usage_command(out: Output, by: str, since: str) -> None:
               hpcdet usage --by account,partition -o csv
     """
     keys = list(dict.fromkeys(filter(None, (key.strip() for key in by.split(",")))))
-    usage_table.checked(keys)
     start = datetime.fromisoformat(moment(since)).timestamp() if since else float("-inf")
-    view = functools.partial(usage_table.of_experiment, by=keys, since=start)
     root = settings().root
-    rows, warnings = of_each(find.experiments(root), view)
-    items = [row for row in usage_table.table(rows, keys) if row.trials or row.slot_hours.queued]
+    items, warnings = listing.used(root, keys, start)
     out.emit(items, _columns(keys), warnings=warnings, empty=f"nothing has run in {root}")
