@@ -68,6 +68,8 @@ def test_configs_are_shown_explained_and_planned(cli: Cli, tmp_path: Path) -> No
     }
     assert origins["searcher.max_trials"] == "--set searcher.max_trials"
     assert origins["name"].endswith("random.yaml:3") and origins["max_restarts"] == "default"
+    told = yaml.safe_load(cli("config", "show", config, *flags, "--origin").out)
+    assert told["searcher.max_trials"] == 8 and told["data"] == {}, "as it is taken again"
     (tmp_path / "group.yaml").write_text("name: group\nmax_restarts: 2\n")
     flags += ["--template", str(tmp_path / "group.yaml")]
     shown = yaml.safe_load(cli("config", "show", config, *flags).out)

@@ -88,6 +88,8 @@ def typed(value: Any) -> str:
     """Format a value of a config as ``text`` does, so that YAML reads it as what it is."""
     if value is None:
         return "null"
+    if value == {}:
+        return "{}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(typed, value))}]"
     if isinstance(value, bool):
