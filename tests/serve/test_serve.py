@@ -9,11 +9,13 @@ import http.client
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from starlette.responses import Response
 from hpcdet.serve import openapi
 from hpcdet.serve.access import AT_ONCE, Access
 from hpcdet.serve.endpoints import ADDRESSES
+from hpcdet.store.folder.private_folders import LONGEST_SOCKET
 from tests.builders import sweep
 from tests.commands import Cli
 from tests.interactive import another_user_tries, listeners, no_sshd, private_sshd, tunnel
@@ -141,6 +144,36 @@ def test_a_damaged_or_removed_experiment_is_an_error_of_its_own(tmp_path: Path) 
         assert "digits-7f3a" in listed["warnings"][0]
         (tmp_path / "other-1111").rename(tmp_path / ".gone")
         assert served.ask("/api/v1/experiments/other-1111/trials").status == 404
+
+
+def damage(root: Path, names: str) -> None:
+    for file in root.rglob(names):
+        if file.is_file():
+            file.write_bytes(b"\x00\xff{not json\n" * 3)
+
+
+BAD: dict[str, Callable[[Path], object]] = {
+    "empty": lambda root: shutil.rmtree(root / "digits-7f3a"),
+    "damaged journals": lambda root: damage(root, "journal.jsonl"),
+    "damaged records": lambda root: damage(root / "digits-7f3a", "*"),
+    "without the root": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_of_bad_input_every_address_tells(tmp_path: Path, bad: str) -> None:
+    root = tmp_path / "root"
+    sweep(root / "digits-7f3a")
+    apis = [f"/api/v1{one.path.replace('{id}', 'digits-7f3a')}" for one in ADDRESSES]
+    pages = ["/", "/e/digits-7f3a", "/e/digits-7f3a/1", "/compare", "/models", "/usage"]
+    with serving(root) as served:
+        BAD[bad](root)
+        for address in (*apis, *pages):
+            ids = "?ids=digits-7f3a/1,digits-7f3a/2" if address.endswith("compare") else ""
+            answer = served.ask(address + ids)
+            if answer.status != 200:
+                assert answer.json["error"]["code"] in ("NOT_FOUND", "INTEGRITY"), address
+        assert served.process.poll() is None
 
 
 def test_the_description_names_every_address_and_its_parameters(served: Served) -> None:
@@ -318,6 +351,19 @@ def test_a_runtime_folder_that_others_may_write_is_not_used(tmp_path: Path) -> N
     open_to_all.chmod(0o777)
     with serving(tmp_path, XDG_RUNTIME_DIR=str(open_to_all)) as served:
         assert not Path(served.told["socket"]).is_relative_to(open_to_all)
+
+
+def test_a_runtime_folder_with_a_long_path_or_of_another_user_is_not_used(tmp_path: Path) -> None:
+    long, anothers = tmp_path / ("x" * 100), tmp_path / "run"
+    for folder in (long, anothers):
+        folder.mkdir(mode=0o700)
+    if os.getuid() == 0:
+        os.chown(anothers, 65534, 65534)
+    for folder in (long, anothers) if os.getuid() == 0 else (long,):
+        with serving(tmp_path, XDG_RUNTIME_DIR=str(folder), TMPDIR=str(long)) as served:
+            path = Path(served.told["socket"])
+            assert not path.is_relative_to(folder) and len(os.fsencode(path)) <= LONGEST_SOCKET
+            assert served.ask("/api/v1/experiments").status == 200
 
 
 def test_a_root_that_is_not_there_is_refused(cli: Cli, tmp_path: Path) -> None:
