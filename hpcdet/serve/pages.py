@@ -156,7 +156,6 @@ class Pages:
             known = findings.explain(gathered, number)
             attempts = views.attempts(gathered, number)
             kept = views.checkpoints(gathered, number)
-            row = next(one for one in views.trials(gathered) if one.trial == number)
             lines = itertools.chain.from_iterable(
                 logs.read(source, whole=False) for source in logs.sources(paths, trial=number)
             )
@@ -167,7 +166,6 @@ class Pages:
                 "State, and why",
                 ("About", "What", "Shown by", "What to do"),
                 [_cells(one.about, one.finding, " ".join(one.evidence), one.next) for one in known],
-                words=f"The trial is {row.state}{f': {row.why}' if row.why else ''}.",
             ),
             PagePart(
                 "hyperparameters",

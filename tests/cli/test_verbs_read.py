@@ -121,6 +121,15 @@ def test_status_says_why_a_trial_stands_as_it_does(cli: Cli) -> None:
     assert cli("status", "digits", "-o", "json").items[0]["trials"][1]["why"] == why
 
 
+def test_explain_of_a_trial_begins_with_its_own_state(cli: Cli) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    built.trial().control("stop", why="threshold: 0.5 is above 0.4")
+    built.trial()
+    assert "digits-7f3a/1: STOPPED: threshold: 0.5 is above 0.4" in cli("explain", "digits/1").out
+    assert "digits-7f3a/2: PENDING" in cli("explain", "digits/2").out
+    assert "digits-7f3a/1: STOPPED" not in cli("explain", "digits").out
+
+
 def test_events_as_a_chart(cli: Cli, swept: Builder) -> None:
     out = cli("--utc", "events", "digits", "--gantt").out
     title, *rows, legend = out.splitlines()

@@ -112,7 +112,7 @@ def test_a_state_has_its_reason_beside_it(tmp_path: Path) -> None:
         assert "queue: Resources since" in served.ask("/").body
         of_trial = served.ask("/e/queued-1111/1").body
         assert "rank 3 of 6" in of_trial and "<td>true</td>" in of_trial
-        assert "The trial is STOPPED: threshold" in served.ask("/e/queued-1111/2").body
+        assert "STOPPED: threshold" in served.ask("/e/queued-1111/2").body
         before = served.ask("/e/queued-1111")
         assert "queue: Resources since" in before.body
         waits("Priority")

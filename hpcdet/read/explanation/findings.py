@@ -68,6 +68,8 @@ def _explain(gathered: Gathered, trial: int, words: Commands) -> Iterator[Findin
         of_trial[attempt.trial].append(attempt)
     for row in item.trials:
         if trial in (0, row.trial):
+            if trial and row.state != "ERROR":  # of which the cause is told
+                yield finding("state", row.id, row.state + (f": {row.why}" if row.why else ""))
             yield from trial_findings.trial(gathered, row, of_trial[row.trial], words)
             if (found := gathered.trial(row.trial)) is not None:
                 yield from trial_findings.said(found, row)
