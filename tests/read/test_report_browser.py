@@ -332,6 +332,29 @@ def test_sorting_filtering_and_brushing_need_no_mouse(
     assert set(brushed) < set(by_rank)
 
 
+def test_a_link_restores_filter_selection_and_order(page: webdriver.Chrome, searched: str) -> None:
+    page.get(searched)
+    ready(page)
+    page.find_element(By.ID, "filter").send_keys("relu")
+    page.find_element(By.CSS_SELECTOR, "th[data-key='h:width'] button").send_keys(Keys.ENTER)
+    shown = table(page)
+    for trial in shown[1:3]:
+        place = f"tr[data-trial='{trial}'] td button"
+        page.find_element(By.CSS_SELECTOR, place).send_keys(Keys.ENTER)
+    rows = "[...document.querySelectorAll('tr.picked')].map(r => Number(r.dataset.trial))"
+    picked = f"{rows}.sort((a, b) => a - b)"
+    assert ask(page, picked) == sorted(shown[1:3])
+    link = page.current_url
+    page.get("about:blank")
+    page.get(link)
+    ready(page)
+    assert 0 < len(shown) < 24 and table(page) == shown and scatter(page) == set(shown)
+    assert page.find_element(By.ID, "filter").get_property("value") == "relu"
+    assert ask(page, picked) == sorted(shown[1:3])
+    pressed = "[...document.querySelectorAll('td button[aria-pressed=true]')].length"
+    assert ask(page, pressed) == 2
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_breaks_no_rule_of_accessibility(
     page: webdriver.Chrome, searched: str, scheme: str
