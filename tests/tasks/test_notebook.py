@@ -93,7 +93,7 @@ def test_a_notebook_that_nobody_uses_ends_with_its_kernels(local: Cli) -> None:
 def test_through_ssh_socket_to_socket_a_cell_submits_an_experiment(
     local: Cli, tmp_path: Path
 ) -> None:
-    found, _ = notebook(local)
+    found, item = notebook(local)
     token = found.token.read_text()
     model = x.write_model(tmp_path / "model")
     (model / "c.yaml").write_text(
@@ -111,6 +111,9 @@ def test_through_ssh_socket_to_socket_a_cell_submits_an_experiment(
             printed = said(entrance, found, submits)
         id = local("ls", "-o", "id").out.strip()
         assert id.startswith("cell-") and id in printed, printed
+        reads = f"from hpcdet import client; one = client.get({id!r})"
+        reads += "; print(one.wait(60), one.trials()[0].steps, len(one.metrics('validation_loss')))"
+        assert said(item["socket"], found, reads) == "COMPLETED 4 1\n"
     until((local.root / id / "closed.json").exists)
     closed = Closed.read(local.root / id / "closed.json")
     assert closed is not None and closed.state == "COMPLETED"
