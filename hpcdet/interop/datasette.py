@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from hpcdet.errors import NotFound
 from hpcdet.read.index import database, tables
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
@@ -51,7 +52,12 @@ def snapshot(paths: ExperimentPaths, to: Path) -> Path:
     """Write the index, made anew, to ``to`` and its metadata beside it; returns the latter.
 
     The experiment itself is not touched. Both files are replaced as a whole.
+
+    Raises:
+        NotFound: there is no folder for it.
     """
+    if not (folder_of_it := to.absolute().parent).is_dir():
+        raise NotFound("no such folder", where=str(folder_of_it), hint="make it first: mkdir -p")
     with tempfile.TemporaryDirectory(dir=database.local_folder()) as folder:
         index, made = Path(folder) / "index.sqlite", Path(folder) / "snapshot.sqlite"
         database.snapshot(paths, index)

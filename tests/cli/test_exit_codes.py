@@ -165,6 +165,8 @@ def test_one_value_of_a_config(cli: Cli, tmp_path: Path) -> None:
 def test_an_index_is_checked_and_copied(cli: Cli, swept: Builder, tmp_path: Path) -> None:
     cli("index", "check", "digits", code=3)
     file = Path(cli("index", "snapshot", "digits", tmp_path / "copy.sqlite").out.strip())
+    cli("index", "snapshot", "digits", tmp_path / "absent" / "copy.sqlite", code=3)
+    assert not (tmp_path / "absent").exists()
     assert not swept.paths.index.exists()
     swept.paths.index.write_bytes(file.read_bytes())
     cli("index", "check", "digits")

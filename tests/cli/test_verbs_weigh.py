@@ -53,6 +53,7 @@ def test_hp_names_what_it_lacks(cli: Cli) -> None:
     ran = cli("hp", "digits")
     assert ran.out.splitlines()[1].split()[:6] == ["x", "-", "2", "0.25", "0.25", "0.5"]
     assert "importance needs 20" in ran.err
+    assert "a whole experiment" in cli("hp", "digits/1", code=2).err
 
 
 def test_a_boolean_is_printed_as_set_takes_it(cli: Cli) -> None:

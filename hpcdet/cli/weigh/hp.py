@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from hpcdet.cli.frame.ids import id_argument
+from hpcdet.cli.frame.ids import called, id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
+from hpcdet.errors import UsageError
 from hpcdet.read.comparison.searched import HyperparameterView, hyperparameters
 from hpcdet.read.lookup import find
 from hpcdet.read.views.items import set_to
@@ -36,6 +37,9 @@ def hp_command(out: Output, id: str) -> None:
     Example: hpcdet hp digits-7f3a
     """
     found = find.reference(id, settings().root)
+    if found.trial:
+        hint = f"hpcdet hp {called(found.paths)}, or hpcdet show {called(found)}"
+        raise UsageError("a search is a whole experiment", where=str(found), hint=hint)
     rows, warnings = hyperparameters(found.paths)
     empty = "no hyperparameter was searched, or no trial has reported"
     out.emit(rows, COLUMNS, warnings=warnings, key="name", empty=empty)
