@@ -139,6 +139,27 @@ def test_a_new_metric_is_drawn_while_somebody_looks(page: webdriver.Chrome, tmp_
         assert [line for line in page.get_log("browser") if line["level"] == "SEVERE"] == []
 
 
+def test_a_saved_page_is_whole_and_asks_nobody(page: webdriver.Chrome, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    sweep(root / "digits-7f3a")
+    sweep(root / "digits-91c0")
+    with serving(root) as served:
+        bodies = {address: served.ask(address).body for address in PAGES}
+    for number, (address, body) in enumerate(bodies.items()):
+        assert 'download="' in body, address
+        saved = tmp_path / f"{number}.html"
+        saved.write_text(body)
+        page.get(saved.as_uri())
+        if address == "/e/digits-7f3a":
+            ready(page)
+        looks = (
+            "document.dispatchEvent(new Event('visibilitychange')); setTimeout(arguments[0], 200)"
+        )
+        page.execute_async_script(looks)
+        assert page.execute_script("return document.body.className") == "", address
+        assert page.get_log("browser") == [], address
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_page_breaks_a_rule_of_accessibility(
     page: webdriver.Chrome, tmp_path: Path, scheme: str
