@@ -137,7 +137,7 @@ class Judged:
         self.plans = self.holder.decided.trials.plans
         self.remember()
         self.turn()  # writes all of that
-        self.holder.sight = Sight(made.paths, made.clock, self.holder.facts.grows)
+        self.holder.sight = Sight(made.paths)
         self.live = dict.fromkeys(self.running()[-PLACES:])
         for worker, number in zip(made.play().start_all(), self.live, strict=True):
             self.claim(worker, number)
@@ -170,7 +170,7 @@ class Judged:
     def turn(self) -> None:
         self.world.clock.now += TURN_S
         self.holder.lease.beat()
-        assert advance(self.world.paths, self.holder, calm=True).held
+        assert advance(self.world.paths, self.holder).held
 
     def report(self) -> None:
         """The one that has waited longest reports a bad loss, and leaves once it is paused."""
