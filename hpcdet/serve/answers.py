@@ -64,22 +64,29 @@ def refusal(status: int, code: str, message: str, *, where: str = "", hint: str 
     )
 
 
-def failed(error: HpcdetError) -> Response:
+def status_of(error: HpcdetError) -> int:
+    """Return HTTP's code for what a view has raised."""
+    return _STATUS.get(error.exit_code, 500)
+
+
+def failed(_: Request, error: HpcdetError) -> Response:
     """Answer with what a view has raised."""
-    status = _STATUS.get(error.exit_code, 500)
-    return refusal(status, error.code, error.what, where=error.where, hint=error.hint)
+    return refusal(status_of(error), error.code, error.what, where=error.where, hint=error.hint)
 
 
-def answered(answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
+def answered(
+    answer: Callable[[Request], Response],
+    fails: Callable[[Request, HpcdetError], Response] = failed,
+) -> Callable[[Request], Response]:
     """Return a function that answers with an error where ``answer`` raises one."""
 
     def ask(request: Request) -> Response:
         try:
             return answer(request)
         except HpcdetError as error:
-            return failed(error)
+            return fails(request, error)
         except UNREADABLE as error:
             what = f"its files cannot be read ({type(error).__name__})"
-            return failed(IntegrityError(what, where=request.url.path))
+            return fails(request, IntegrityError(what, where=request.url.path))
 
     return ask

@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from hpcdet import shipped, units
-from hpcdet.errors import NotFound
+from hpcdet.errors import HpcdetError, NotFound
 from hpcdet.read import catalog, listing, report
 from hpcdet.read.comparison.facts import shown
 from hpcdet.read.experiment import states
@@ -34,7 +34,7 @@ from hpcdet.read.views import logs, views
 from hpcdet.read.views.items import set_to, text
 from hpcdet.registry import version_views, versions_beside_trials
 from hpcdet.registry.version_views import VersionView
-from hpcdet.serve.answers import answered, etag, unchanged
+from hpcdet.serve.answers import answered, etag, failed, status_of, unchanged
 from hpcdet.serve.query_parameters import Query
 from hpcdet.serve.served_experiments import ServedExperiments
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -97,7 +97,21 @@ class Pages:
             "/models": self._models,
             "/usage": self._usage,
         }
-        return [Route(path, answered(page)) for path, page in pages.items()]
+        return [Route(path, answered(page, self._failed)) for path, page in pages.items()]
+
+    def _failed(self, request: Request, error: HpcdetError) -> Response:
+        """Answer with an error: people read a page, and programs what the API says."""
+        if "text/html" not in request.headers.get("accept", ""):
+            return failed(request, error)
+        what = ": ".join(filter(None, (error.where, error.what)))
+        words = ". ".join(filter(None, (what, error.hint)))
+        page = Page(
+            "Not shown",
+            [PagePart("error", "Why", words=words)],
+            "hpcdet ls",
+            "from hpcdet import client\n\nclient.experiments()",
+        )
+        return HTMLResponse(self._made(page, ()), status_of(error), headers=_POLICY)
 
     def _list(self, request: Request) -> Response:
         Query(request, ())
@@ -282,10 +296,15 @@ class Pages:
         seen = seen or repr((page, warnings))
         if (same := unchanged(request, seen)) is not None:
             return same
+        headers = {**_POLICY, "etag": etag(seen)}
+        return HTMLResponse(self._made(page, warnings, etag(seen)), headers=headers)
+
+    def _made(self, page: Page, warnings: Sequence[str], tag: str = "") -> str:
+        """Return a page's text; without a tag it is that of an error, and follows nothing."""
         folder = shipped.folder("templates")
         style = (folder / "report" / "style.css").read_text()
         script = f'"use strict";\n{(folder / "report" / "script" / embedded.LIVE).read_text()}'
-        made = (
+        return escaped(
             templates(folder / "live")
             .get_template("page.html.j2")
             .render(
@@ -296,14 +315,13 @@ class Pages:
                 warnings=warnings,
                 place=str(self._sources.root),
                 now=files.now()[:19].replace("T", " "),
-                tag=etag(seen),
+                tag=tag,
                 style=Markup(style),
                 style_digest=embedded.digest(style),
                 script=Markup(script),
                 script_digest=embedded.digest(script),
             )
         )
-        return HTMLResponse(escaped(made), headers={**_POLICY, "etag": etag(seen)})
 
 
 def _of_experiment(row: Any) -> Sequence[PageCell]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -54,7 +56,13 @@ def test_pages_show_what_they_are_of_and_are_sent_once(served: Served, address: 
     [("/e/nope", 404), ("/e/digits-7f3a/99", 404), ("/e/..%2f..%2fetc", 404), ("/?x=1", 400)],
 )
 def test_pages_that_are_not_there_are_errors(served: Served, address: str, status: int) -> None:
-    assert served.ask(address).status == status
+    answer = served.ask(address)
+    assert answer.status == status
+    if answer.headers["content-type"] == "application/json" and "etc" not in address:
+        told = json.loads(answer.body)["error"]
+        seen = served.ask(address, accept="text/html,*/*;q=0.8")
+        assert seen.status == status and seen.headers["content-type"].startswith("text/html")
+        assert escape(told["message"]) in seen.body and "<script" not in seen.body
 
 
 def test_names_of_users_are_read_and_not_run(tmp_path: Path) -> None:
