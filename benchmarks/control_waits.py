@@ -20,6 +20,7 @@ from hpcdet.jobs.create import create
 from hpcdet.search import searcher_factory
 from hpcdet.search.api import events
 from hpcdet.store.cost.spending import epoch
+from hpcdet.store.decisions import wakeup
 from hpcdet.store.folder.records import Claim, Control, End
 from hpcdet.store.folder.worker_paths import WorkerPaths
 from hpcdet.store.fs import journal
@@ -137,7 +138,7 @@ class Judged:
         self.plans = self.holder.decided.trials.plans
         self.remember()
         self.turn()  # writes all of that
-        self.holder.sight = Sight(made.paths)
+        self.holder.sight = Sight(made.paths, made.clock)
         self.live = dict.fromkeys(self.running()[-PLACES:])
         for worker, number in zip(made.play().start_all(), self.live, strict=True):
             self.claim(worker, number)
@@ -170,7 +171,7 @@ class Judged:
     def turn(self) -> None:
         self.world.clock.now += TURN_S
         self.holder.lease.beat()
-        assert advance(self.world.paths, self.holder).held
+        assert advance(self.world.paths, self.holder, everything=False).held  # as a daemon's
 
     def report(self) -> None:
         """The one that has waited longest reports a bad loss, and leaves once it is paused."""
@@ -182,6 +183,7 @@ class Judged:
         with journal.Writer(attempt.journal) as writer, self.noted(number) as at:
             cpu, wall = time.process_time(), time.perf_counter()
             writer.append("metrics", sync=True, group="validation", units=units, **said)
+            wakeup.tell(self.world.paths, number, "report")
             self.turn()
         self.cpu.append(at[0] - cpu)
         self.wall.append(at[1] - wall)
