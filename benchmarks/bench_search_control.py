@@ -27,6 +27,7 @@ sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 import control_waits  # noqa: E402
 import results  # noqa: E402
 from metadata_count import Metadata  # noqa: E402
+from results import alone  # noqa: E402
 
 from hpcdet.control.leader import decision_log  # noqa: E402
 from hpcdet.control.leader.trial_cache import Sight  # noqa: E402
@@ -289,24 +290,6 @@ def _part(what: str, trials: int, count: int) -> dict[str, Any]:
         return {**found, "bytes": size, "trials": trials}
 
 
-def _row(
-    what: str, unit: str, ours: list[float], goal: float | None, runs: int | None = None
-) -> results.Row:
-    median = statistics.median(ours)
-    return {
-        "what": what,
-        "unit": unit,
-        "ours": round(median, 4),
-        "min": round(min(ours), 4),
-        "peer": None,
-        "peer_name": "",
-        "ratio": None,
-        "goal": goal,
-        "met": goal is None or median <= goal,
-        "runs": runs or len(ours),
-    }
-
-
 def directives(sizes: Sequence[int], count: int) -> list[results.Row]:
     """From a report to its directive when a turn is made at once, without a model and with one."""
     rows = []
@@ -316,16 +299,16 @@ def directives(sizes: Sequence[int], count: int) -> list[results.Row]:
             for kind, goal in (("wall", 0.02), ("cpu", 0.02), ("floor", None)):
                 took = sorted(found[kind])
                 what = f"report to directive, turn at once, {sampler}, {trials} trials: {kind}"
-                rows.append(_row(f"{what}, median", "s", took, None))
+                rows.append(alone(f"{what}, median", "s", took, None))
                 p95 = [took[int(0.95 * (len(took) - 1))]]
-                rows.append(_row(f"{what}, p95", "s", p95, goal, count))
+                rows.append(alone(f"{what}, p95", "s", p95, goal, count))
     return rows
 
 
 def free_places(who: str, waited: list[float]) -> list[results.Row]:
     what = f"free place to next start, {who} decides"
-    longest = _row(f"{what}: longest", "s", [max(waited)], None, len(waited))
-    return [_row(f"{what}: median", "s", waited, None), longest]
+    longest = alone(f"{what}: longest", "s", [max(waited)], None, len(waited))
+    return [alone(f"{what}: median", "s", waited, None), longest]
 
 
 def main() -> None:
@@ -352,41 +335,41 @@ def main() -> None:
     p95 = waited[int(0.95 * (len(waited) - 1))]
     each = [1e6 * sum(turned["cpu"]) / turned["reports"]]
     rows = [
-        _row(
+        alone(
             f"restart, {long} trials x {REPORTS} reports, from a snapshot",
             "s",
             restarts["with"],
             0.5,
         ),
-        _row(
+        alone(
             f"restart, {long} trials x {REPORTS} reports, from all records",
             "s",
             restarts["without"],
             None,
         ),
-        _row(f"{live} live trials, a report each per 10 s: share of a core", "%", share, 1.0),
-        _row(
+        alone(f"{live} live trials, a report each per 10 s: share of a core", "%", share, 1.0),
+        alone(
             f"{live} live trials: a turn every {TURN_S:g} s, wall time", "s", turned["wall"], None
         ),
-        _row("processor per report, all of a turn", "us", each, None, count),
-        _row(f"{live} live trials: memory", "MB", [turned["rss_mb"]], 300.0),
-        _row("metadata operations per trial and turn", "", [turned["metadata"]], 2.0, count),
-        _row(f"{2 * live} live trials, a turn without news", "s", still["nothing"], 0.005),
-        _row("the same: processor time", "s", still["cpu"], None),
-        _row(f"{2 * live} live trials, {CHANGES} have reported", "s", still["changes"], 0.2),
-        _row(f"{2 * live} live trials, all looked at, each 60 s", "s", still["everything"], None),
+        alone("processor per report, all of a turn", "us", each, None, count),
+        alone(f"{live} live trials: memory", "MB", [turned["rss_mb"]], 300.0),
+        alone("metadata operations per trial and turn", "", [turned["metadata"]], 2.0, count),
+        alone(f"{2 * live} live trials, a turn without news", "s", still["nothing"], 0.005),
+        alone("the same: processor time", "s", still["cpu"], None),
+        alone(f"{2 * live} live trials, {CHANGES} have reported", "s", still["changes"], 0.2),
+        alone(f"{2 * live} live trials, all looked at, each 60 s", "s", still["everything"], None),
         *(
-            _row(f"metadata operations of a turn: {kind}", "", [count], None)
+            alone(f"metadata operations of a turn: {kind}", "", [count], None)
             for kind, count in still["metadata"].items()
         ),
-        _row(
+        alone(
             "report to directive, turns every 0.25 s: median",
             "s",
             [statistics.median(waited)],
             None,
             judged,
         ),
-        _row("report to directive, turns every 0.25 s: p95", "s", [p95], None, judged),
+        alone("report to directive, turns every 0.25 s: p95", "s", [p95], None, judged),
         *(
             row
             for who, part in (("a worker", "places"), ("a searcher", "places-daemon"))

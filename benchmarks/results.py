@@ -34,6 +34,25 @@ def row(
     }
 
 
+def alone(
+    what: str, unit: str, ours: Sequence[float], goal: float | None, runs: int | None = None
+) -> Row:
+    """One row without a peer: the median and the least of some runs."""
+    median = statistics.median(ours)
+    return {
+        "what": what,
+        "unit": unit,
+        "ours": round(median, 4),
+        "min": round(min(ours), 4),
+        "peer": None,
+        "peer_name": "",
+        "ratio": None,
+        "goal": goal,
+        "met": goal is None or median <= goal,
+        "runs": runs or len(ours),
+    }
+
+
 def publish(name: str, rows: Sequence[Row]) -> None:
     """Print the rows and write them, with machine and commit, to ``results/NAME.json``."""
     width = max(len(row["what"]) for row in rows) + 2

@@ -64,7 +64,9 @@ def ray_tune(trials: int, folder: Path, reuse: bool) -> None:
             torch.save(self.model.state_dict(), Path(checkpoint_dir) / "model.pt")
 
         def load_checkpoint(self, checkpoint: Any) -> None:
-            raise NotImplementedError
+            import torch
+
+            self.model.load_state_dict(torch.load(Path(checkpoint) / "model.pt"))
 
     variables = {name: os.environ[name] for name in ("WORK_SAYS", "WORK_STEPS", "PYTHONPATH")}
     ray.init(
