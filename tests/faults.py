@@ -18,6 +18,8 @@ import threading
 import time
 from pathlib import Path
 
+from hpcdet.process.ranks import Ranks
+
 CALLS = ("open", "ftruncate", "pwrite", "write", "fsync", "replace", "mkdir", "close")
 _REAL = {name: getattr(os, name) for name in CALLS}
 
@@ -27,7 +29,7 @@ class Faults:
 
     def __init__(self):
         self._pace = os.environ["PACE"]
-        self._rank = os.environ.get("RANK", "0")
+        self._rank = Ranks.from_environment().rank
         self._plan = None
         self._count = 0
         self._ours = set()
