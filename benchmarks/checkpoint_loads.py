@@ -19,6 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from hpcdet import checkpoint
+from hpcdet.checkpoint.io import shared_ring
 
 State = dict[str, torch.Tensor]
 PIECE = 32 << 20
@@ -118,7 +119,8 @@ class Loads:
 
     def _ours(self, at: Path, into: State | None) -> object:
         step = at / "00000001.g1"
-        return checkpoint.load(step, self.rank, self.world, into=into, readers=self.world)
+        with shared_ring.share(self.rank, 0, exchange) as readers:
+            return checkpoint.load(step, self.rank, self.world, into=into, readers=readers)
 
     def _copy(self, loaded: State) -> None:
         names = list(self.own)

@@ -19,6 +19,7 @@ import torch
 from hpcdet import checkpoint
 from hpcdet.checkpoint.format import rank_file
 from hpcdet.checkpoint.io import read_buffers as buffers
+from hpcdet.checkpoint.io.shared_ring import Readers
 from hpcdet.checkpoint.read import pieces, reader
 from hpcdet.errors import IntegrityError
 from tests.trees import ranks, same, swapping
@@ -220,7 +221,7 @@ def test_the_kernel_fetches_what_is_wanted_of_the_first_bytes_and_nothing_else(
     # as it is by several ranks of a node, which read all through the page cache
     asked.clear()
     monkeypatch.setattr(rank_file.RankFile, "_is_cached", lambda _: False)
-    assert torch.equal(checkpoint.load(folder, 0, 2, readers=2).shared["w"], whole)
+    assert torch.equal(checkpoint.load(folder, 0, 2, readers=Readers(2)).shared["w"], whole)
     assert min(sum(length for _, length in each) for each in asked.values()) > 96 * PAGE
 
 
@@ -282,7 +283,7 @@ def test_a_state_that_is_there_is_overwritten(
     there["half"] = there["half"].float()
     own = torch.nn.Parameter(there["model"]["w5"])
     there["model"]["w5"] = own
-    loaded = checkpoint.load(tmp_path / "00000001.g1", into=there, readers=readers).shared
+    loaded = checkpoint.load(tmp_path / "00000001.g1", into=there, readers=Readers(readers)).shared
     assert same(loaded, state())
     assert bool(reads.direct) == (readers == 1)
     same_memory = [
@@ -300,7 +301,7 @@ def test_tensors_that_overlap_are_read_into_new_memory(tmp_path: Path) -> None:
     base, own = torch.empty(100_000), torch.empty(100_000)
     into = {"a": base, "b": base.view(-1, 1), "c": own}
     # through the page cache, where the bytes are hashed in the tensors
-    found = checkpoint.load(tmp_path / "1.g0", into=into, readers=2).shared
+    found = checkpoint.load(tmp_path / "1.g0", into=into, readers=Readers(2)).shared
     assert same(found, saved)
     assert base.data_ptr() not in {found["a"].data_ptr(), found["b"].data_ptr()}
     assert found["c"].data_ptr() == own.data_ptr()

@@ -14,6 +14,7 @@ from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.checkpoint.format import rank_file, remove
 from hpcdet.checkpoint.format.manifest import Manifest, NewerFormat, state_digest
 from hpcdet.checkpoint.format.shard import HINT, Shard
+from hpcdet.checkpoint.io.shared_ring import ALONE, Readers, share
 from hpcdet.checkpoint.read import reader
 from hpcdet.checkpoint.read.reader import Use
 from hpcdet.checkpoint.read.sharded_reader import PartDigests, Parts
@@ -48,7 +49,7 @@ def load(
     *,
     sharded: bool = False,
     into: Any = None,
-    readers: int = 1,
+    readers: Readers = ALONE,
 ) -> LoadedState:
     """The state in a checkpoint.
 
@@ -61,7 +62,8 @@ def load(
         into: a shared state whose tensors are overwritten and given back, where they are in main
             memory, share none of it, and have the same path, type and shape. After an error they
             may hold anything.
-        readers: how many ranks of this node load it at the same time (``reader.read``).
+        readers: the ranks of this node that load it at the same time. With a ring they must all
+            want the same, so nothing is sharded.
 
     Raises:
         IntegrityError: something in it is not what was written; names file and dataset.
@@ -69,6 +71,10 @@ def load(
     manifest = manifests.read(folder)
     shards = manifest.shards
     own = shards[rank].file if world == manifest.world else ""
+    ring, here = readers.ring, set[str]()
+    if ring is not None:
+        ring.begin(manifest.root)
+        here = {shards[other].file for other in ring.ranks if own}
 
     parts = Parts((rank, world) if sharded else None, manifest.bytes)
 
@@ -76,20 +82,23 @@ def load(
         wanted = shard.file == own or not _is_private(leaf.name)
         if wanted and leaf.part is not None:
             wanted = parts.wants(leaf)
-        return Use.GIVE if wanted else Use.SKIP
+        passes = shard.file in here  # through the ring, to another rank
+        return Use.GIVE if wanted else Use.CHECK if passes else Use.SKIP
 
     def there() -> dict[str, Leaf]:
         with contextlib.suppress(StateError):  # then all is read into new memory
             return {leaf.name: leaf for leaf in _apart(tree.encode(into, "shared").leaves)}
         return {}
 
-    first = rank % len(shards)
+    first = rank % len(shards) if ring is None else 0
     shared: dict[str, Any] = {}
     private: dict[str, Any] = {}
     ordered = (*shards[first:], *shards[:first])
     digests: dict[str, str] = {}
     for entry in reader.read(folder, ordered, use, into=there, readers=readers):
         name = entry.leaf.name
+        if _is_private(name) and entry.shard.file != own:
+            continue
         kept = private if _is_private(name) else shared
         if name in kept or (name in parts) != (entry.leaf.part is not None):
             raise IntegrityError(f"{name} is there twice", where=str(folder), hint=HINT)
@@ -282,7 +291,7 @@ def restore(
     staged: Path | None = None,
     sharded: bool = False,
     into: Any = None,
-    readers: int = 1,
+    node: int = 0,
 ) -> LoadedState | None:
     """The newest valid state of a trial; called by all ranks together, all get the same one.
 
@@ -297,7 +306,8 @@ def restore(
             damaged there alone, where purges leave halves behind, is no error then.
         staged: a folder on this node, which all ranks share, where checkpoints may be that are
             newer, or copies, which are tried before all others; it may be gone at any time.
-        sharded, readers: as for ``load``.
+        sharded: as for ``load``.
+        node: the number of this rank's node: those of one read for each other.
         into: as for ``load``. It is as it was if None is returned: it is left alone where that
             may be said after something was read.
 
@@ -323,12 +333,14 @@ def restore(
         folder = places[at] / name
         loaded: LoadedState | None = None
         problem, bad = "", False
+        there = into if len(places) == 1 else None
         try:
-            there = into if len(places) == 1 else None
-            loaded = load(folder, rank, world, sharded=sharded, into=there, readers=readers)
+            with share(rank, None if sharded else node, exchange) as readers:
+                loaded = load(folder, rank, world, sharded=sharded, into=there, readers=readers)
         except (IntegrityError, OSError) as error:
             problem, bad = str(error), isinstance(error, IntegrityError)
         found = [(text, is_bad) for text, is_bad in exchange([problem, bad]) if text]
+        found.sort(key=lambda one: not one[1])  # damage, before what it meant for other ranks
         if loaded is not None and not found:
             return loaded
         problems += [one for one in found[:1] if not _purgeable(folder, places, one[1])]

@@ -18,7 +18,8 @@ from blake3 import blake3
 
 from hpcdet.checkpoint.format.rank_file import SMALL_FILE, RankFile
 from hpcdet.checkpoint.format.shard import HINT, Shard, begin_digest
-from hpcdet.checkpoint.io.read_buffers import Bytes, populate
+from hpcdet.checkpoint.io.read_buffers import Bytes, Scratch, populate
+from hpcdet.checkpoint.io.shared_ring import Slot
 from hpcdet.checkpoint.state.tree import Leaf, from_bytes
 from hpcdet.errors import IntegrityError
 
@@ -72,6 +73,7 @@ class Range:
         data: new memory for its bytes; nobody has written to it yet.
         existing: a tensor that is overwritten with them.
         target: the bytes of either; None for a leaf that is merely checked, and a hole.
+        elsewhere: another rank of this node hashes it, and says so if it is another.
     """
 
     start: int
@@ -81,12 +83,17 @@ class Range:
     data: torch.Tensor | None = None
     existing: torch.Tensor | None = None
     target: Bytes | None = None
+    elsewhere: bool = False
     _hasher: blake3 | None = None
 
     def hash(self, data: Bytes, target: Bytes | None = None) -> None:
         """Hash its next bytes; it is a leaf. With ``target`` they are copied there as well."""
         leaf = self.leaf
         assert leaf is not None
+        if self.elsewhere:
+            if target is not None:
+                target[:] = data
+            return
         if self._hasher is None:
             self._hasher = begin_digest(leaf.kind, leaf.dtype, leaf.shape)
         if target is None:
@@ -99,8 +106,10 @@ class Range:
 
     def entry(self, file: RankFile) -> Entry:
         """All of it has been hashed: the leaf, checked."""
-        assert self.leaf is not None and self._hasher is not None
-        file.check(self._hasher.hexdigest(), self.digest, self.leaf.name)
+        assert self.leaf is not None
+        if not self.elsewhere:
+            assert self._hasher is not None
+            file.check(self._hasher.hexdigest(), self.digest, self.leaf.name)
         return Entry(file.shard, self.leaf, self.digest, self.data, self.existing)
 
 
@@ -110,6 +119,8 @@ class Piece:
     Args:
         memory: for what is read, as far as it is not read to where it belongs.
         before: the one before it in the file, if a leaf of that goes on in this one.
+        slot: whose memory it is, if ranks of this node read for each other; then larger leaves
+            are hashed by the rank that reads where they begin.
 
     Attributes:
         ends: it is the last one of its file.
@@ -122,6 +133,7 @@ class Piece:
         memory: Bytes,
         parts: Sequence[Range],
         before: Piece | None,
+        slot: Slot | None = None,
     ) -> None:
         self.start = start
         self.end = start + memory.size
@@ -131,6 +143,11 @@ class Piece:
         self._before = before
         self._file = file
         self._parts = parts
+        self._slot = slot
+        if slot is not None:
+            for part in parts:
+                if part.start >= start and self._is_large(part):
+                    part.elsewhere = not slot.mine
 
     @property
     def large(self) -> bool:
@@ -153,6 +170,13 @@ class Piece:
         finally:
             self._hashed.set()
 
+    def give_back(self, scratch: Scratch) -> None:
+        """Its entries have been taken: give its memory back to where it is from."""
+        if self._slot is not None:
+            self._slot.give_back()
+        else:
+            scratch.give_back(self.memory)
+
     def give_up(self) -> None:
         """Give the piece up: those after it do not wait for it."""
         self._hashed.set()
@@ -174,6 +198,9 @@ class Piece:
         for part, target in zip(parts, targets, strict=True):
             if part.data is not None and target is not None:
                 populate(target)
+        if self._slot is not None:
+            self._slot.fill(lambda memory: self._file.fill(self.start, memory))
+            return found, targets
         if self._file.is_direct(self.start):
             self._file.fill(self.start, self.memory)
             return found, targets

@@ -25,12 +25,13 @@ from hpcdet.checkpoint.format.rank_file import FIRST, RankFile
 from hpcdet.checkpoint.format.shard import Shard
 from hpcdet.checkpoint.format.table import TableRow
 from hpcdet.checkpoint.io.read_buffers import PAGE, Bytes, Scratch
+from hpcdet.checkpoint.io.shared_ring import ALONE, SLOT, Readers, Ring
 from hpcdet.checkpoint.read.pieces import Entry, Piece, Range
 from hpcdet.checkpoint.state.tree import Leaf
 
 __all__ = ["Entry", "Use", "read"]
 
-_PIECE = 4 << 20
+_PIECE = SLOT
 """Bytes read at once. What is read by the way lies in memory of this process for a while, new
 memory, which may take the kernel as long as the disk takes to fill it."""
 _THREADS = 4
@@ -55,7 +56,7 @@ def read(
     use: Callable[[Shard, Leaf], Use] = lambda _shard, _leaf: Use.GIVE,
     seen: Callable[[int], None] = lambda _: None,
     into: Callable[[], Mapping[str, Leaf]] = dict,
-    readers: int = 1,
+    readers: Readers = ALONE,
 ) -> Iterator[Entry]:
     """The leaves of files, checked; one file after the other, each from its beginning to its end.
 
@@ -68,17 +69,20 @@ def read(
         into: gives leaves by name whose tensors are overwritten, where type and shape are the
             same, and given back; asked once the disk is at work. After an error they may hold
             anything.
-        readers: how many processes of this node read the same at the same time. Several do so
-            through the page cache, so that the disk is asked for each byte once.
+        readers: the processes of this node that read the same at the same time, so that the disk
+            is asked for each byte once: through the page cache, or for each other, in a ring. Then
+            all want the same leaves, for whatever use, and what has come is to be used only once
+            the last leaf has.
 
     Raises:
         IntegrityError: a file is missing, or not what was written; names file and dataset.
-        OSError: a file cannot be read just now.
+        OSError: a file cannot be read just now, or not by a rank that was to read it for this one.
     """
     under_way: deque[tuple[Piece, Future[None] | None]] = deque()
-    scratch = Scratch(_PIECE)
+    scratch, ring = Scratch(_PIECE), readers.ring
     with contextlib.ExitStack() as files, ThreadPoolExecutor(_THREADS, "hpcdet-read") as pool:
-        pieces = _pieces(folder, shards, _Wanted(use, into), readers == 1, files, scratch)
+        direct = readers.count == 1 or ring is not None
+        pieces = _pieces(folder, shards, _Wanted(use, into), direct, files, scratch, ring)
         beside = _has_threads(pool)
         try:
             while True:
@@ -86,6 +90,8 @@ def read(
                     others = beside and piece.large
                     under_way.append((piece, pool.submit(piece.work) if others else None))
                 if not under_way:
+                    if ring is not None:
+                        ring.finish()
                     return
                 piece, worked = under_way.popleft()
                 if worked is None:
@@ -94,8 +100,10 @@ def read(
                     worked.result()
                 yield from piece.entries()
                 seen(piece.end - piece.start)
-                scratch.give_back(piece.memory)
+                piece.give_back(scratch)
         finally:
+            if ring is not None:
+                ring.give_up()
             for piece, worked in under_way:
                 if worked is None or worked.cancel():
                     piece.give_up()
@@ -152,6 +160,7 @@ def _pieces(
     direct: bool,
     files: contextlib.ExitStack,
     scratch: Scratch,
+    ring: Ring | None,
 ) -> Iterator[Piece]:
     """The pieces to read; a file is opened, and memory taken, when its turn comes."""
     for shard in shards:
@@ -159,7 +168,7 @@ def _pieces(
         files.callback(file.close)
         file.begin(direct)
         last: Piece | None = None
-        for piece in _cut(file, wanted.parts(file), scratch):
+        for piece in _cut(file, wanted.parts(file), scratch, ring):
             if last is not None:
                 yield last
             last = piece
@@ -168,7 +177,9 @@ def _pieces(
             yield last
 
 
-def _cut(file: RankFile, parts: Iterable[Range], scratch: Scratch) -> Iterator[Piece]:
+def _cut(
+    file: RankFile, parts: Iterable[Range], scratch: Scratch, ring: Ring | None
+) -> Iterator[Piece]:
     """The pieces of a file in which these parts lie, which ascend."""
     start = 0
     here: list[Range] = []  # what begins before the end of the next piece, and has not ended
@@ -179,7 +190,9 @@ def _cut(file: RankFile, parts: Iterable[Range], scratch: Scratch) -> Iterator[P
         ):
             end = min(start + _PIECE, -(-here[-1].end // PAGE) * PAGE)
             before = last if here[0].start < start else None
-            last = Piece(file, start, scratch.take(end - start), here, before)
+            slot = ring.slot(end - start) if ring is not None else None
+            memory = slot.memory if slot is not None else scratch.take(end - start)
+            last = Piece(file, start, memory, here, before, slot)
             yield last
             here = [each for each in here if each.end > end]
             start = end

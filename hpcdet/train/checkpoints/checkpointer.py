@@ -82,7 +82,7 @@ class Keeper:
             self._peers.allgather,
             trial.kept,
             staged=self._stage.folder,
-            readers=1 if sharded else ranks.local_world,
+            node=ranks.node,
             sharded=sharded,
             into=into,
         )
