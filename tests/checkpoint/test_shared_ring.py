@@ -152,6 +152,52 @@ def test_a_rank_that_cannot_read_fails_all_and_damages_nothing(
     assert folder.exists()
 
 
+def test_the_cause_is_told_and_not_what_it_means_for_other_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1)
+    real = RankFile.fill
+
+    def fill(self: RankFile, offset: int, memory: Any) -> None:
+        if offset == 48 * PAGE:  # the second piece, which rank 1 reads
+            raise OSError(5, "Input/output error")
+        real(self, offset, memory)
+
+    monkeypatch.setattr(RankFile, "fill", fill)
+
+    def work(rank: int, exchange: Exchange) -> None:
+        with pytest.raises(IntegrityError, match="Input/output error"):
+            checkpoint.restore(tmp_path, rank, 2, exchange)
+
+    ranks(2, work)
+
+
+@pytest.mark.parametrize("nth", [2, 3])
+def test_an_exchange_that_fails_says_nothing_of_the_checkpoint(tmp_path: Path, nth: int) -> None:
+    folder = save(tmp_path, 1)
+    calls = iter(range(1, 10))
+
+    def exchange(value: Any) -> list[Any]:
+        if next(calls) == nth:
+            raise IntegrityError("this is no message")
+        return [value]
+
+    with pytest.raises(IntegrityError, match=r"^this is no message"):
+        checkpoint.restore(tmp_path, exchange=exchange)
+    assert folder.exists()
+
+
+def test_a_rank_may_want_parts_where_others_want_the_whole(tmp_path: Path) -> None:
+    folder = save(tmp_path, 3)
+
+    def work(rank: int, exchange: Exchange) -> checkpoint.LoadedState | None:
+        return checkpoint.restore(tmp_path, rank, 3, exchange, sharded=rank == 0)
+
+    for rank, loaded in enumerate(ranks(3, work)):
+        assert loaded is not None and same(loaded.private, private(rank))
+    assert folder.exists()
+
+
 def test_ranks_that_do_not_see_the_same_checkpoint_share_nothing(tmp_path: Path) -> None:
     folders = save(tmp_path, 2), save(tmp_path, 2, step=2)
 

@@ -243,26 +243,24 @@ def share(rank: int, node: int | None, exchange: Exchange) -> Iterator[Readers]:
     They have no ring where there is one, or where any cannot share memory.
 
     Args:
-        node: its number; ranks with another number do not share memory with this one. None on all
-            of them: each reads something else.
+        node: its number; ranks with another number do not share memory with this one. None: this
+            one reads something else than the others.
         exchange: gives a value to all ranks and returns everyone's, in order of rank.
     """
-    if node is None:
-        yield Readers()
-        return
     with contextlib.ExitStack() as opened:
         here, own = [node], None
         with contextlib.suppress(AttributeError, OSError):  # a system without such memory
-            here += _namespace()
-            own = _Ends.make(opened)
+            if node is not None:
+                here += _namespace()
+                own = _Ends.make(opened)
         told = exchange([here, list(own) if own else []])
-        count = sum(at[0] == node for at, _ in told)
+        count = sum(at[0] == node for at, _ in told) if node is not None else 1
         offers = {n: _Ends(*ends) for n, (at, ends) in enumerate(told) if at == here and ends}
         ring = None
         if own is not None and len(offers) == count > 1:
             with contextlib.suppress(AttributeError, OSError, RuntimeError):  # or without threads
                 ring = _join(rank, own, offers, opened)
-        joined = exchange(ring is not None)
+        joined = exchange(ring is not None) if any(ends for _, ends in told) else ()
         yield Readers(count, ring if all(joined[other] for other in offers) else None)
 
 

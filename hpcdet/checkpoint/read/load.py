@@ -14,7 +14,7 @@ from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.checkpoint.format import rank_file, remove
 from hpcdet.checkpoint.format.manifest import Manifest, NewerFormat, state_digest
 from hpcdet.checkpoint.format.shard import HINT, Shard
-from hpcdet.checkpoint.io.shared_ring import ALONE, Readers, share
+from hpcdet.checkpoint.io.shared_ring import ALONE, PeerFailed, Readers, share
 from hpcdet.checkpoint.read import reader
 from hpcdet.checkpoint.read.reader import Use
 from hpcdet.checkpoint.read.sharded_reader import PartDigests, Parts
@@ -332,15 +332,16 @@ def restore(
             break
         folder = places[at] / name
         loaded: LoadedState | None = None
-        problem, bad = "", False
+        problem, bad, echo = "", False, False
         there = into if len(places) == 1 else None
-        try:
-            with share(rank, None if sharded else node, exchange) as readers:
+        with share(rank, None if sharded else node, exchange) as readers:
+            try:
                 loaded = load(folder, rank, world, sharded=sharded, into=there, readers=readers)
-        except (IntegrityError, OSError) as error:
-            problem, bad = str(error), isinstance(error, IntegrityError)
-        found = [(text, is_bad) for text, is_bad in exchange([problem, bad]) if text]
-        found.sort(key=lambda one: not one[1])  # damage, before what it meant for other ranks
+            except (IntegrityError, OSError) as error:
+                problem, bad = str(error), isinstance(error, IntegrityError)
+                echo = isinstance(error, PeerFailed)
+        told = sorted(exchange([not bad, echo, problem]))  # damage, other causes, then echoes
+        found = [(text, not sound) for sound, _, text in told if text]
         if loaded is not None and not found:
             return loaded
         problems += [one for one in found[:1] if not _purgeable(folder, places, one[1])]
