@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import selectors
 import signal
 from collections.abc import Callable
 from contextlib import closing
@@ -247,6 +248,90 @@ def test_where_one_rank_has_no_such_memory_each_reads_alone(
             assert (readers.count, readers.ring) == (2, None)
         loaded = checkpoint.restore(tmp_path, rank, 2, exchange)
         assert loaded is not None and same(loaded.shared, state())
+
+    ranks(2, work)
+
+
+def test_where_one_rank_has_no_descriptor_left_each_reads_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, calls = selectors.DefaultSelector, iter((True, False))
+
+    def selector() -> selectors.DefaultSelector:
+        if next(calls):
+            raise OSError(24, "Too many open files")
+        return real()
+
+    monkeypatch.setattr(selectors, "DefaultSelector", selector)
+
+    def work(rank: int, exchange: Exchange) -> object:
+        with shared_ring.share(rank, 0, exchange) as readers:
+            return readers.ring
+
+    assert ranks(2, work) == [None, None]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_rank_that_hears_no_more_does_not_wait() -> None:
+    def work(rank: int, exchange: Exchange) -> None:
+        with shared_ring.share(rank, 0, exchange) as readers:
+            assert readers.ring is not None
+            if rank == 0:
+                os.write(readers.ring._pipes[0], b"no message")
+                readers.ring._listener.join()
+                with pytest.raises(PeerFailed):
+                    readers.ring.wait(lambda _: True)
+            exchange(None)
+
+    ranks(2, work)
+
+
+def test_of_a_process_that_is_another_nothing_is_opened_to_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[int] = []
+    real = os.open
+
+    def open_(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if str(path).startswith("/proc/"):
+            opened.append(flags & os.O_ACCMODE)
+        return real(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", open_)
+
+    def work(rank: int, exchange: Exchange) -> object:
+        def other(value: Any) -> list[Any]:
+            told = exchange(value)
+            return [[at, [*ends[:-1], "0" * 32]] for at, ends in told] if value else told
+
+        with shared_ring.share(rank, 0, other) as readers:
+            return readers.ring
+
+    assert ranks(2, work) == [None, None]
+    assert opened == [os.O_RDWR] * 2
+
+
+def test_a_rank_that_is_to_end_by_a_broken_pipe_does_not_end_by_one_of_these() -> None:
+    """As scripts have it that set ``SIGPIPE`` to its default."""
+    process = multiprocessing.get_context("forkserver").Process(target=_speaks_to_one_that_is_gone)
+    process.start()
+    process.join(PATIENCE_S)
+    process.kill()
+    process.join()
+    assert process.exitcode == 0
+
+
+def _speaks_to_one_that_is_gone() -> None:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+    def work(rank: int, exchange: Exchange) -> None:
+        with shared_ring.share(rank, 0, exchange) as readers:
+            if rank == 0:
+                exchange(None)
+                assert readers.ring is not None
+                readers.ring.give_up()
+        if rank == 1:
+            exchange(None)
 
     ranks(2, work)
 

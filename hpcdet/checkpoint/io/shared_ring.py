@@ -145,6 +145,10 @@ class Ring:
         self._pipes, self._inbox, self._lives = pipes, inbox, lives
         self._said = _Said({}, set(), dict.fromkeys(ranks, 0), set())
         self._news = threading.Condition()
+        self._heard = selectors.DefaultSelector()  # here, where failing is heard of
+        self._heard.register(inbox, selectors.EVENT_READ)
+        for other, life in lives.items():
+            self._heard.register(life, selectors.EVENT_READ, other)
         self._listener = threading.Thread(target=self._listen, name="hpcdet-ring", daemon=True)
         self._listener.start()
 
@@ -188,6 +192,7 @@ class Ring:
         self.give_up()
         self._send(self.rank, _WAKE)
         self._listener.join()
+        self._heard.close()
 
     def wait(self, reached: Callable[[_Said], bool]) -> None:
         """Wait until enough was said.
@@ -208,8 +213,16 @@ class Ring:
                 self._send(rank, kind, number)
 
     def _send(self, rank: int, kind: int, number: int = 0) -> None:
-        with contextlib.suppress(OSError):  # it is gone
+        """Say something to one; if it is gone, nobody. No signal is raised, whatever it does."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+        try:
             os.write(self._pipes[rank], _MESSAGE.pack(self.rank, kind, number))
+        except BrokenPipeError:
+            signal.sigtimedwait({signal.SIGPIPE}, 0)
+        except OSError:
+            pass
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _hear(self, rank: int, kind: int, number: int) -> None:
         with self._news:
@@ -217,23 +230,30 @@ class Ring:
             self._news.notify_all()
 
     def _listen(self) -> None:
-        """Hear what the others say, until this rank wakes itself."""
+        """Hear what the others say, until this rank wakes itself; then nobody is to wait."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the main thread
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._inbox, selectors.EVENT_READ)
-            for rank, life in self._lives.items():
-                selector.register(life, selectors.EVENT_READ, rank)
-            while True:
-                found = [key for key, _ in selector.select()]
-                if any(key.fd == self._inbox for key in found):
-                    for said in _MESSAGE.iter_unpack(os.read(self._inbox, _MESSAGE.size << 8)):
-                        if said[1] == _WAKE:
-                            return
-                        self._hear(*said)
-                    continue  # what a rank said before it was gone comes first
-                for key in found:
-                    selector.unregister(key.fd)
-                    self._hear(key.data, _FAILED, 0)
+        try:
+            while self._hear_some():
+                pass
+        finally:
+            with self._news:
+                if self._said.failed is None:
+                    self._said.failed = self.rank
+                self._news.notify_all()
+
+    def _hear_some(self) -> bool:
+        """Hear what there is; False: no more will be."""
+        found = [key for key, _ in self._heard.select()]
+        if any(key.fd == self._inbox for key in found):
+            for said in _MESSAGE.iter_unpack(os.read(self._inbox, _MESSAGE.size << 8)):
+                if said[1] == _WAKE:
+                    return False
+                self._hear(*said)
+            return True  # what a rank said before it was gone comes first
+        for key in found:
+            self._heard.unregister(key.fd)
+            self._hear(key.data, _FAILED, 0)
+        return True
 
 
 @contextlib.contextmanager
@@ -299,16 +319,16 @@ def _join(rank: int, own: _Ends, offers: dict[int, _Ends], opened: contextlib.Ex
     Raises:
         OSError: it cannot be had.
     """
+    first = offers[min(offers)]
+    memory = first.open(first.memory, opened, os.O_RDWR)
+    if os.pread(memory, len(first.token), _SLOTS * SLOT) != first.token.encode():
+        raise OSError("another process has its number")
     pipes, lives = {rank: own.pipe}, {}
     for other, ends in offers.items():
         if other != rank:
             lives[other] = os.pidfd_open(ends.process)
             opened.callback(os.close, lives[other])
             pipes[other] = ends.open(ends.pipe, opened, os.O_WRONLY)
-    first = offers[min(offers)]
-    memory = first.open(first.memory, opened, os.O_RDWR)
-    if os.pread(memory, len(first.token), _SLOTS * SLOT) != first.token.encode():
-        raise OSError("another process has its number")
     ring = Ring(rank, tuple(offers), mmap.mmap(memory, _BYTES), pipes, own.inbox, lives)
     opened.callback(ring.close)
     return ring
