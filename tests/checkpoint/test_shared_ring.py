@@ -114,6 +114,11 @@ def test_damage_anywhere_is_found_for_all(tmp_path: Path) -> None:
     )
 
 
+def descriptors() -> dict[str, str]:
+    folder = Path(f"/proc/{os.getpid()}/fd")
+    return {str(fd): str(fd.readlink()) for fd in folder.iterdir() if fd.is_symlink()}
+
+
 def flip(path: Path, start: int) -> None:
     with path.open("r+b") as file:
         file.seek(start)
@@ -234,6 +239,7 @@ def test_where_one_rank_has_no_such_memory_each_reads_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 2)
+    before = descriptors()
     real, calls = os.memfd_create, iter((True, False))
 
     def memfd_create(name: str) -> int:
@@ -246,6 +252,11 @@ def test_where_one_rank_has_no_such_memory_each_reads_alone(
     def work(rank: int, exchange: Exchange) -> None:
         with shared_ring.share(rank, 0, exchange) as readers:
             assert (readers.count, readers.ring) == (2, None)
+            exchange(None)
+            if rank == 0:
+                new = descriptors().items() - before.items()
+                assert not [to for _, to in new if "hpcdet-load" in to]
+            exchange(None)
         loaded = checkpoint.restore(tmp_path, rank, 2, exchange)
         assert loaded is not None and same(loaded.shared, state())
 
@@ -346,21 +357,17 @@ def test_ranks_of_other_nodes_are_not_asked() -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 def test_another_user_cannot_open_the_memory_nor_the_pipes() -> None:
-    def mine() -> dict[str, str]:
-        folder = Path(f"/proc/{os.getpid()}/fd")
-        return {str(fd): str(fd.readlink()) for fd in folder.iterdir() if fd.is_symlink()}
-
     def opens(path: str) -> Callable[[], object]:
         return lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
-    before = mine()
+    before = descriptors()
 
     def work(rank: int, exchange: Exchange) -> None:
         with shared_ring.share(rank, 0, exchange) as readers:
             assert readers.ring is not None
             exchange(None)
             if rank == 0:
-                new = {fd: to for fd, to in mine().items() if before.get(fd) != to}
+                new = {fd: to for fd, to in descriptors().items() if before.get(fd) != to}
                 shared = [fd for fd, to in new.items() if "memfd:" in to or "pipe:" in to]
                 assert len(shared) >= 6
                 for fd in shared:

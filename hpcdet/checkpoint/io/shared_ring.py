@@ -281,7 +281,10 @@ def share(rank: int, node: int | None, exchange: Exchange) -> Iterator[Readers]:
             with contextlib.suppress(AttributeError, OSError, RuntimeError):  # or without threads
                 ring = _join(rank, own, offers, opened)
         joined = exchange(ring is not None) if any(ends for _, ends in told) else ()
-        yield Readers(count, ring if all(joined[other] for other in offers) else None)
+        if ring is None or not all(joined[other] for other in offers):
+            ring = None
+            opened.close()
+        yield Readers(count, ring)
 
 
 class _Ends(NamedTuple):
