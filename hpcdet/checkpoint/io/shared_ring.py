@@ -10,6 +10,7 @@ of the others at once.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import mmap
 import os
 import secrets
@@ -18,7 +19,6 @@ import signal
 import socket
 import struct
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +92,7 @@ class Slot(NamedTuple):
 
 @dataclass
 class _Said:
-    """All that the ranks have said of a load.
+    """The messages of a load, by all ranks.
 
     Attributes:
         begun: a number for what each reads.
@@ -158,7 +158,7 @@ class Ring:
         Raises:
             PeerFailed: one has given up, or reads something else.
         """
-        number = zlib.crc32(what.encode())
+        number = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest())
         self.tell(_BEGUN, number)
         self.wait(lambda said: len(said.begun) == len(self.ranks))
         for rank, other in self._said.begun.items():
@@ -195,7 +195,7 @@ class Ring:
         self._heard.close()
 
     def wait(self, reached: Callable[[_Said], bool]) -> None:
-        """Wait until enough was said.
+        """Wait until the messages suffice.
 
         Raises:
             PeerFailed: it will not be.
@@ -213,7 +213,7 @@ class Ring:
                 self._send(rank, kind, number)
 
     def _send(self, rank: int, kind: int, number: int = 0) -> None:
-        """Say something to one; if it is gone, nobody. No signal is raised, whatever it does."""
+        """Send a message to one rank; a rank that is gone gets none. No signal is raised."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         try:
             os.write(self._pipes[rank], _MESSAGE.pack(self.rank, kind, number))
@@ -230,7 +230,7 @@ class Ring:
             self._news.notify_all()
 
     def _listen(self) -> None:
-        """Hear what the others say, until this rank wakes itself; then nobody is to wait."""
+        """Take messages until this rank wakes itself; nobody waits any more then."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the main thread
         try:
             while self._hear_some():
