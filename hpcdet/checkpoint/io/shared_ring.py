@@ -230,7 +230,7 @@ class Ring:
             self._news.notify_all()
 
     def _listen(self) -> None:
-        """Take messages until this rank wakes itself; nobody waits any more then."""
+        """Take messages until this rank wakes itself, then end all waiting."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the main thread
         try:
             while self._hear_some():
