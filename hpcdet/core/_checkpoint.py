@@ -61,7 +61,7 @@ class CheckpointContext:
         Raises:
             Unrecoverable: it is the state of a ``PyTorchTrial``.
         """
-        loaded = self._session.keeper.restore(sharded=sharded)
+        loaded = self._session.keeper.restore(self._session.record, sharded=sharded)
         state = None if loaded is None else _state(loaded)
         if loaded is not None:
             self._go_on_from(loaded)
@@ -90,7 +90,7 @@ class CheckpointContext:
 
     def latest_private(self) -> Any:
         """This rank's ``private`` of the newest checkpoint; None if the ranks' number changed."""
-        loaded = self._session.keeper.restore()
+        loaded = self._session.keeper.restore(self._session.record)
         return loaded.private["state"] if loaded and loaded.private else None
 
     def latest_id(self) -> str | None:

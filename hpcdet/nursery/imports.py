@@ -28,6 +28,7 @@ FIRST_STEP = (
     "psutil",
 )
 """What a rank has imported when its first step is over, the user's own modules aside."""
+_OF_SOME_VERSIONS = ("torch.profiler._cupti_monitor",)
 _PROBE_S = 10.0
 _LOOK_S = 0.01
 
@@ -75,7 +76,8 @@ def load(wanted: Iterable[str]) -> MainModule:
         Unfit: an import failed, or has started a thread.
     """
     late_compiler.put_off()
-    for name in (*FIRST_STEP, *wanted):
+    of_this = (name for name in _OF_SOME_VERSIONS if importlib.util.find_spec(name))
+    for name in (*FIRST_STEP, *of_this, *wanted):
         try:
             importlib.import_module(name)
         except Exception as error:

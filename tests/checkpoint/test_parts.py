@@ -22,7 +22,6 @@ from hpcdet.checkpoint.format import remove, shard
 from hpcdet.checkpoint.state import tree
 from hpcdet.checkpoint.write import sharded_digests
 from hpcdet.errors import IntegrityError, UsageError
-from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import Ranks
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Trial
@@ -94,20 +93,15 @@ def test_of_two_who_give_a_trial_its_checkpoint_one_does_and_no_other_counts(
     hard_links.link(sources[2], trial.checkpoint(9, 0))
     (trial.checkpoints / f"{hard_links.DRAFT}00000009.g0-cut-off").mkdir()
     checkpoint.save(trial.checkpoint(6, 1), state(6))
-    place = AttemptLocation(trial, trial.attempt(1), ExperimentPaths(tmp_path / "EXP"))
     heir = Trial(2, {}, 1, parent="1", origin={"name": target.name})
-    heir.write_once(trial.record)
-    parent.see_to_it(place)
+    parent.see_to_it(trial, heir)
     assert sorted(os.listdir(trial.checkpoints)) == [target.name, "00000006.g1"]
-    trial.record.unlink()
-    dataclasses.replace(heir, origin={}).write_once(trial.record)  # its parent had none by then
-    parent.see_to_it(place)
-    parent.refuse_nothing(place)
+    nothing = dataclasses.replace(heir, origin={})  # its parent had none by then
+    parent.see_to_it(trial, nothing)
+    parent.refuse_nothing(trial, nothing)
     assert os.listdir(trial.checkpoints) == ["00000006.g1"]
     hard_links.link(sources[2], trial.checkpoint(9, 0))
-    trial.record.unlink()
-    dataclasses.replace(heir, parent="", origin={}).write_once(trial.record)  # it never had one
-    parent.see_to_it(place)
+    parent.see_to_it(trial, dataclasses.replace(nothing, parent=""))  # it never had one
     assert os.listdir(trial.checkpoints) == ["00000006.g1"]
 
 

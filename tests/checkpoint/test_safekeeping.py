@@ -30,6 +30,7 @@ from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import scratch
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.names import SCRATCH_MARK
+from hpcdet.store.folder.records import Trial
 from hpcdet.store.fs import files, journal
 from hpcdet.store.trials.standing import latest_checkpoint
 from hpcdet.train.checkpoints.background import Background
@@ -40,6 +41,7 @@ from hpcdet.train.telemetry.tracker import Tracker
 from tests.builders import Builder
 from tests.commands import Cli
 
+TRIAL = Trial(1, {}, 1)
 BEST_AND_LATEST = RetentionRules(trial_best=1, trial_latest=1)
 
 
@@ -456,7 +458,7 @@ def test_an_attempt_goes_on_whatever_becomes_of_scratch_and_of_copies(
 
     shutil.rmtree(trial.checkpoints / "00000004.g1")
     following = keeper(paths, 2)
-    loaded = following.restore()
+    loaded = following.restore(TRIAL)
     assert loaded is not None and loaded.shared == {"step": 2}
 
 
@@ -483,7 +485,7 @@ def test_a_notice_does_not_wait_for_a_copy_and_the_next_attempt_makes_it(
         assert own._copies._safe is not None and own._copies._safe.wait(120)
     assert names(paths.trial(1).kept) == []
     following = keeper(paths, 2)
-    assert following.restore() is not None
+    assert following.restore(TRIAL) is not None
     following.settle(never)
     assert steps(paths.trial(1).kept) == [1]
 

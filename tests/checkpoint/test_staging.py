@@ -28,7 +28,7 @@ from hpcdet.process.ranks import Ranks
 from hpcdet.read.views import views
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.folder.records import Claim
+from hpcdet.store.folder.records import Claim, Trial
 from hpcdet.store.fs import journal
 from hpcdet.store.trials import progress, staged
 from hpcdet.train.checkpoints.checkpointer import Keeper
@@ -41,6 +41,7 @@ from tests.experiments import local_site
 
 GENEROUS_S = 120.0
 NOBODY = 65534
+TRIAL = Trial(1, {}, 1)
 
 
 def experiment(folder: Path, disk: str = "", **changes: Any) -> TrialPaths:
@@ -125,7 +126,7 @@ def test_training_waits_for_the_node_only_and_both_copies_serve(
     assert (row.state, row.step, row.on) == ("staged", 4, [f"node {os.uname().nodename}"])
     again = keeper(trial, 2)  # on the same node
     assert again.places[0] == node(trial)
-    loaded = again.restore()
+    loaded = again.restore(TRIAL)
     assert loaded is not None and loaded.shared["step"] == 4
     held.set()
     own.settle(never)
@@ -138,12 +139,12 @@ def test_training_waits_for_the_node_only_and_both_copies_serve(
     newest.write_bytes(newest.read_bytes()[:-1] + b"!")
     (trial.checkpoints / "00000001.g1" / "MANIFEST.json").write_text("{}")
     third = keeper(trial, 3)
-    loaded = third.restore()  # the node's is damaged, that on scratch is whole
+    loaded = third.restore(TRIAL)  # the node's is damaged, that on scratch is whole
     assert loaded is not None and loaded.folder == trial.checkpoints / "00000004.g1"
     third.settle(never)
     shutil.rmtree(tmp_path / "node")
     elsewhere = keeper(trial, 4)
-    loaded = elsewhere.restore()
+    loaded = elsewhere.restore(TRIAL)
     assert loaded is not None and loaded.shared["step"] == 4
     elsewhere.settle(never)
     elsewhere.leave(done=False)
@@ -214,7 +215,7 @@ def test_what_cannot_be_copied_in_the_end_is_no_good_end(
             own.settle(never)
     assert steps(node(trial)) == [1]
     following = keeper(trial, 2)
-    assert following.restore() is not None
+    assert following.restore(TRIAL) is not None
     following.settle(never)
     assert steps(trial.checkpoints) == [1]
 
@@ -263,7 +264,7 @@ def test_a_name_that_another_user_has_taken_stops_nobody(
         assert again.places[0] == place, "what waits for its copy is not left behind"
         assert steps(trial.checkpoints) == []
         held.set()
-        assert again.restore() is not None
+        assert again.restore(TRIAL) is not None
         again.settle(never)
         assert steps(trial.checkpoints) == [1]
 

@@ -212,6 +212,15 @@ def test_a_fork_with_the_same_config_is_another_experiment(tmp_path: Path) -> No
         held_folder.refuse_another(opened, opened.paths.trial(1).attempt(1), scene.identity)
 
 
+def test_a_held_folder_is_named_as_its_links_lead(tmp_path: Path) -> None:
+    (tmp_path / "real" / "EXP").mkdir(parents=True)
+    (tmp_path / "project").symlink_to(tmp_path / "real")
+    (tmp_path / "latest").symlink_to("project/EXP")
+    opened = held_folder.hold(tmp_path / "latest")
+    assert opened.named == tmp_path / "real" / "EXP" and opened.paths.id == "EXP"
+    assert opened.root.samefile(opened.named) and opened.root != opened.named
+
+
 def test_without_proc_the_folder_is_checked_and_used_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

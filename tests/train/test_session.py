@@ -23,6 +23,7 @@ from hpcdet.data import loader, rng
 from hpcdet.data.sample_order import Slice
 from hpcdet.errors import ConfigError
 from hpcdet.process import deterministic, signals
+from hpcdet.process.installed_packages import installed
 from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import Ranks
 from hpcdet.store.config import resolved_config as configs
@@ -284,7 +285,7 @@ def test_metrics_that_no_journal_took_are_told_by_who_goes_on(
         assert first.keeper.drain()
     assert wakeup.told(place) == wakeup.NOTHING, "a turn would find nothing"
     second = attempt(2)
-    loaded = second.keeper.restore()
+    loaded = second.keeper.restore(second.record)
     assert loaded is not None
     assert loaded.manifest.step == 2
     second.begin(loaded.manifest, Units(2))
@@ -372,9 +373,9 @@ def test_deterministic_sets_the_switches_or_says_who_has_set_others(
 
 
 def test_loaded_modules_are_part_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = fingerprint.take(None, 1, 1)
+    before = fingerprint.take(None, 1, 1, installed())
     monkeypatch.setenv("LOADEDMODULES", "gcc/13:openmpi/5")
-    found = fingerprint.differences(before, fingerprint.take(None, 1, 1))
+    found = fingerprint.differences(before, fingerprint.take(None, 1, 1, installed()))
     assert found == ["modules: - -> gcc/13:openmpi/5"]
 
 
@@ -390,10 +391,10 @@ def test_what_code_writes_beside_itself_is_no_other_code(tmp_path: Path) -> None
     (paths.code / "sub").mkdir(parents=True)
     (paths.code / "sub" / "model.py").write_text("a")
     paths.provenance.write_text('{"code": {"sub/model.py": ""}}')
-    submitted = fingerprint.take(paths, 1, 1)["code"]
+    submitted = fingerprint.take(paths, 1, 1, installed())["code"]
     assert submitted == fingerprint.code_digest(paths.code), "as it was before there were names"
     (paths.code / "data").mkdir()
     (paths.code / "data" / "digits").write_text("fetched")
-    assert fingerprint.take(paths, 1, 1)["code"] == submitted
+    assert fingerprint.take(paths, 1, 1, installed())["code"] == submitted
     (paths.code / "sub" / "model.py").write_text("b")
-    assert fingerprint.take(paths, 1, 1)["code"] != submitted
+    assert fingerprint.take(paths, 1, 1, installed())["code"] != submitted

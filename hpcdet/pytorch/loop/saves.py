@@ -172,7 +172,9 @@ class Saves:
         reducer = self._context.reducer
         sharded = reducer.shares_parameters
         weights = [] if sharded else [one.state_dict() for one in reducer.plain()]
-        loaded = self._session.keeper.restore(sharded=sharded, into={"models": weights})
+        loaded = self._session.keeper.restore(
+            self._session.record, sharded=sharded, into={"models": weights}
+        )
         if loaded is not None:
             if "progress" not in loaded.shared:
                 raise Unrecoverable(

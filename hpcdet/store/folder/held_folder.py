@@ -56,12 +56,14 @@ def hold(folder: Path) -> Held:
         ConfigError: another user may change it.
         OSError: it is not there, or cannot be opened.
     """
-    named = folder.resolve()
-    fd = os.open(named, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     root = Path(f"/proc/{os.getpid()}/fd/{fd}")
-    # in a container without /proc, or with that of another one, there is the name only
-    held = Held(named, fd, root if _leads_to(fd, root) else named)
-    trust.refuse_writable_by_others(held.root, "experiment")
+    if _leads_to(fd, root):
+        held = Held(root.readlink(), fd, root)
+    else:  # in a container without /proc, or with that of another one, there is the name only
+        named = folder.resolve()
+        held = Held(named, fd, named)
+    trust.refuse_open_folder(held.named, held.fd, "experiment")
     return held
 
 

@@ -19,10 +19,12 @@ from hpcdet.errors import ConfigError
 from hpcdet.store.folder.names import CONFIG
 from hpcdet.store.fs import files
 
+_OWNER = os.stat(__file__).st_uid
+
 
 def is_trusted(uid: int) -> bool:
     """True if files of this owner may run: the user, root, or the owner of hpcdet itself."""
-    return uid in {0, os.getuid(), Path(__file__).stat().st_uid}
+    return uid in {0, os.getuid(), _OWNER}
 
 
 def is_own(folder: Path) -> bool:
@@ -57,6 +59,15 @@ def refuse_writable_by_others(path: Path, what: str) -> None:
     """
     status = path.stat()  # of what it leads to, by a descriptor as well
     _refuse_untrusted(path.resolve(), what, status)
+
+
+def refuse_open_folder(named: Path, fd: int, what: str) -> None:
+    """Refuse a folder that is open, as ``refuse_writable_by_others`` does.
+
+    Args:
+        named: its path without links.
+    """
+    _refuse_untrusted(named, what, os.fstat(fd))
 
 
 def open_trusted(path: Path, what: str, *, any_owner: bool = False) -> BinaryIO:

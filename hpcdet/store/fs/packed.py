@@ -210,6 +210,8 @@ def find(path: Path) -> PackedFile | None:
     if inside is None:
         return None
     home, name = inside
+    if "/" not in name:  # a folder of units: each is in an archive, or is not
+        return None
     wanted = unit(name)
     return next((PackedFile(one, name) for one in archives(home) if wanted in one.units), None)
 

@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ import torch
 from hpcdet import __version__
 from hpcdet.errors import ConfigError
 from hpcdet.process.console import say
-from hpcdet.process.installed_packages import installed
 from hpcdet.store.config import numerics
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
@@ -40,9 +39,15 @@ IMAGE = "HPCDET_IMAGE"
 """The digest of the image that the worker has found for this rank; not set on the host."""
 
 
-def take(experiment: ExperimentPaths | None, world: int, threads: int) -> Fingerprint:
-    """The parts of the fingerprint, by name."""
-    packages = sorted(f"{name}=={version}" for name, version in installed().items())
+def take(
+    experiment: ExperimentPaths | None, world: int, threads: int, packages: Mapping[str, str]
+) -> Fingerprint:
+    """The parts of the fingerprint, by name.
+
+    Args:
+        packages: versions by name, as ``installed_packages.installed`` finds them.
+    """
+    listed = sorted(f"{name}=={version}" for name, version in packages.items())
     parts = {
         "hpcdet": __version__,
         "python": platform.python_version(),
@@ -52,7 +57,7 @@ def take(experiment: ExperimentPaths | None, world: int, threads: int) -> Finger
         "cuda": str(torch.version.cuda or ""),
         "world": str(world),
         "threads": str(threads),
-        "packages": _hash("\n".join(packages).encode()),
+        "packages": _hash("\n".join(listed).encode()),
         "processor": numerics.processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "blas": "; ".join(numerics.loaded_blas()),
@@ -95,7 +100,7 @@ def _told(ask: Callable[[], object]) -> str:
         return "by backend"
 
 
-def keep(experiment: ExperimentPaths, parts: Fingerprint) -> str:
+def keep(experiment: ExperimentPaths, parts: Fingerprint, packages: Mapping[str, str]) -> str:
     """Write the whole fingerprint to the experiment, unless another attempt of the same has.
 
     Returns:
@@ -106,7 +111,7 @@ def keep(experiment: ExperimentPaths, parts: Fingerprint) -> str:
         "schema": 1,
         "parts": parts,
         "threads": {**cores, **numerics.loaded_blas()},
-        "packages": installed(),
+        "packages": dict(packages),
     }
     text = files.canonical(whole)
     path = experiment.fingerprint(_hash(text))

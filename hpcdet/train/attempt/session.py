@@ -23,6 +23,7 @@ from hpcdet.data.virtual_ranks import Virtual
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.process import signals
 from hpcdet.process.console import say_error
+from hpcdet.process.installed_packages import installed
 from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import Ranks
 from hpcdet.store.config.resolved_config import Resolved
@@ -172,10 +173,11 @@ class Session:
         """Take this attempt's fingerprint, and compare it with the checkpoint's, if it has one."""
         # with virtual ranks the number of real ones has no say in the bits
         world = self.virtual.count if self.virtual else self.ranks.world
-        now = fingerprint.take(self.place.experiment, world, torch.get_num_threads())
+        packages = installed()
+        now = fingerprint.take(self.place.experiment, world, torch.get_num_threads(), packages)
         self._fingerprint = now
         if self.place.experiment is not None:
-            self._environment = fingerprint.keep(self.place.experiment, now)
+            self._environment = fingerprint.keep(self.place.experiment, now, packages)
         if before:
             now = {**now, "world": before.get("world", "")} if self.virtual else now
             fingerprint.compare(before, now, refuse=self.config.on_env_change == "refuse")

@@ -15,6 +15,7 @@ from hpcdet.process.console import say
 from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import Ranks
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.records import Trial
 from hpcdet.store.fs.json_record import number
 from hpcdet.store.trials.manifests import ManifestMeta
 from hpcdet.store.trials.standing import MANIFEST
@@ -47,34 +48,33 @@ class Keeper:
         deadline: Deadline,
     ) -> None:
         self.latest = self.digest = self._root = ""
-        self.donates = True
-        self._step = -1
+        self.donates, self._step = True, -1
         # ranks of a node take their memory at the same time
         self._image = Image(lambda: memory_limit.available() // peers.ranks.local_world)
         self._frozen = Frozen()
         self._under_way: UnderWay | None = None
-        self._written: list[str] = []
-        self._complained = False
+        self._written, self._complained = list[str](), False
         self._place, self._peers, self._config = place, peers, config
         self._tracker, self._deadline = tracker, deadline
         self._copies = Copies(place, peers, config, tracker)
         self._stage = Stage(place, peers, config, tracker, self._copies.request)
 
-    def restore(self, *, sharded: bool = False, into: Any = None) -> LoadedState | None:
+    def restore(
+        self, record: Trial, *, sharded: bool = False, into: Any = None
+    ) -> LoadedState | None:
         """The newest valid state of the trial; None if it has none yet.
 
         Args:
+            record: of the trial; it may name a checkpoint of another one to begin from.
             sharded: of tensors that lie in parts, only this rank's rows (``checkpoint.load``).
             into: tensors that may be overwritten and given back (``checkpoint.restore``).
 
         Raises:
-            IntegrityError: there are checkpoints and none can be used, or that of its parent,
-                which the trial was to begin from, is gone.
+            IntegrityError: there are checkpoints and none can be used, or its parent's is gone.
         """
-        ranks = self._peers.ranks
-        trial = self._place.trial
-        if ranks.chief:
-            parent.see_to_it(self._place)
+        ranks, trial = self._peers.ranks, self._place.trial
+        if ranks.chief and self._place.experiment is not None:
+            parent.see_to_it(trial, record)
         loaded = checkpoint.restore(
             trial.checkpoints,
             ranks.rank,
@@ -87,7 +87,7 @@ class Keeper:
             into=into,
         )
         if loaded is None:
-            parent.refuse_nothing(self._place)
+            parent.refuse_nothing(trial, record)
         else:
             self.begin_from(loaded.manifest)
             if ranks.chief and loaded.folder.parent == trial.kept:
