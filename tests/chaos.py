@@ -194,6 +194,9 @@ class Victim:
         when = "after" if after else "at"
         return f"{how} of rank {rank} {when} {fired.read_text()}"
 
+    def each_rank_stepped(self) -> bool:
+        return all(self._of_rank("at", rank).exists() for rank in range(RANKS))
+
     def _of_rank(self, what: str, rank: int) -> Path:
         return self.pace.with_name(f"{self.pace.name}.{what}-{rank}")
 
@@ -405,6 +408,8 @@ class Campaign:
         end = x.closed(victim.paths)
         if end is None or end.state != "COMPLETED":  # no rerun may hide it
             raise x.BitsDiffer(f"{end}\n{victim.story()}")
+        if not victim.each_rank_stepped():  # else a plan may strike another rank, or none
+            raise x.BitsDiffer(f"not each rank reads its own plans\n{victim.story()}")
         digest, rows = self.wanted
         x.same_bits(x.final_digest(victim.paths, 1), digest, victim.story())
         x.same_bits(x.metric_rows(victim.paths), rows, victim.story())
