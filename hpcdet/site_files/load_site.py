@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from hpcdet import shipped
-from hpcdet.errors import ConfigError, IntegrityError, NotFound
+from hpcdet.errors import ConfigError, IntegrityError
 from hpcdet.schedulers import opening as schedulers
 from hpcdet.site.models import Detection, Site
 from hpcdet.site.shell_variables import with_environment
@@ -26,6 +26,10 @@ from hpcdet.store.fs.yaml12 import Document, KeyPath
 SUFFIX = ".yaml"
 _OWN = ("name", "extends", "detect")
 _NOBODY = "no site file recognises this host and there is no scheduler here"
+
+
+class UnknownSite(ConfigError):
+    """No such site or site file."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def load(name: str | None = None, host: Host | None = None) -> Site:
         host: what detection looks at; default: this host.
 
     Raises:
-        NotFound: no such site file; the hint lists those there are.
+        UnknownSite: there is no such site; the hint lists those there are.
         ConfigError: the file is wrong; with its line.
     """
     asked, reason = (name, "asked for by name") if name else (None, "")
@@ -200,17 +204,20 @@ def _inner(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _find(name: str, behind: Path | None = None, folder: Path | None = None) -> SiteFile:
+def _find(
+    name: str, behind: Path | None = None, folder: Path | None = None, where: str = ""
+) -> SiteFile:
     """The file of a site.
 
     Args:
         name: of a site, or the path of a file, relative to ``folder`` (default: where we are).
         behind: a file of that name; the next one in the search path is wanted.
+        where: what names it, for people.
     """
     if behind is None and (os.sep in name or name.endswith(SUFFIX)):
         path = (folder or Path.cwd()) / Path(name).expanduser()
         if not path.is_file():
-            raise NotFound(f"no site file {path}")
+            raise UnknownSite(f"no site file {path}", where=where)
         return SiteFile(path.stem, "file", path)
     files = names()
     paths = [file.path for file in files]
@@ -218,8 +225,11 @@ def _find(name: str, behind: Path | None = None, folder: Path | None = None) -> 
     for file in rest:
         if file.name == name:
             return file
-    known = ", ".join(sorted({file.name for file in files}))
-    raise NotFound(f"no site {name!r}", hint=f"known sites: {known}; `hpcdet site ls` shows where")
+    known = sorted({file.name for file in files})
+    near = difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    hint = f"{meant}known sites: {', '.join(known)}; `hpcdet site ls` shows where"
+    raise UnknownSite(f"no site {name!r}", where=where, hint=hint)
 
 
 def _chain(file: SiteFile) -> list[Document]:
@@ -237,7 +247,8 @@ def _chain(file: SiteFile) -> list[Document]:
             return layers
         # a file may extend the next one of its own name: a user's changes to a shipped site
         behind = file.path if parent == file.name else None
-        file = _find(str(parent), behind=behind, folder=file.path.parent)
+        where = f"{layer.origin(('extends',))}: extends"
+        file = _find(str(parent), behind, file.path.parent, where)
 
 
 def _read(file: SiteFile) -> Document:

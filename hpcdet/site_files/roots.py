@@ -19,7 +19,7 @@ def experiments(given: Path | None = None, site: str | None = None) -> Path:
         site: its name; None: the one that fits.
 
     Raises:
-        NotFound, ConfigError: there is no such site, or its file is wrong.
+        ConfigError: there is no such site, or its file is wrong.
     """
     if site is None and not given and home.root().is_dir():
         return home.root()

@@ -373,7 +373,7 @@ def test_prepare_makes_all_but_the_submission(lab: Lab) -> None:
     [
         (["{model}/none.yaml"], 4, "none.yaml"),
         (["{model}/config.yaml", "{model}/nothing"], 4, "no such model folder"),
-        (["{model}/config.yaml", "--site", "nowhere"], 3, "no site 'nowhere'"),
+        (["{model}/config.yaml", "--site", "nowhere"], 4, "no site 'nowhere'"),
         (["{model}/config.yaml", "--set", "searcher"], 2, "sets nothing"),
         (["{model}/config.yaml", "--set", "searcher.max_trials=some"], 4, "searcher.max_trials"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.errors import ConfigError, NotFound
+from hpcdet.errors import ConfigError
 from hpcdet.site import shell_variables
 from hpcdet.site_files import load_site
 from hpcdet.site_files.detection import Host
@@ -145,10 +145,17 @@ def test_a_path_under_extends_is_relative_to_its_file(tmp_path: Path) -> None:
 
 
 def test_a_site_that_is_not_there_is_an_error_that_lists_those_that_are() -> None:
-    with pytest.raises(NotFound, match="generic-pbs, generic-slurm, generic-torque, local"):
+    with pytest.raises(ConfigError, match="generic-pbs, generic-slurm, generic-torque, local"):
         load_site.load("delta")
-    with pytest.raises(NotFound, match="no site file"):
+    with pytest.raises(ConfigError, match="no site file"):
         load_site.load("./delta.yaml")
+
+
+def test_a_file_that_extends_one_that_is_not_there_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("scheduler: slurm\nextends: polarsi\n")
+    with pytest.raises(ConfigError, match="did you mean 'polaris'") as caught:
+        load_site.load(str(tmp_path / "mine.yaml"))
+    assert caught.value.where == f"{tmp_path}/mine.yaml:2: extends"
 
 
 def test_detection_goes_by_search_path_and_says_why(

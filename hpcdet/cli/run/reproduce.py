@@ -17,7 +17,7 @@ from hpcdet.cli.frame.settings import ARGV, settings
 from hpcdet.cli.observe import follow
 from hpcdet.cli.request.take_turn import CommandCrank
 from hpcdet.control.requests import commands
-from hpcdet.errors import ConfigError, NotFound, UsageError
+from hpcdet.errors import ConfigError, UsageError
 from hpcdet.jobs.repeat import ablation, present, repetition
 from hpcdet.jobs.repeat.ablation import Ablation
 from hpcdet.jobs.repeat.present import Present
@@ -29,7 +29,7 @@ from hpcdet.read.capsule.training_outcome import AblationView, RepeatedView
 from hpcdet.read.lookup import find
 from hpcdet.read.views.items import text
 from hpcdet.site import Site
-from hpcdet.site_files.load_site import from_resolved
+from hpcdet.site_files.load_site import UnknownSite, from_resolved
 from hpcdet.store.folder import trust
 from hpcdet.store.folder.layout import ExperimentPaths
 
@@ -156,7 +156,7 @@ def _site(capsule: Capsule, name: str | None) -> Site:
     wanted = name or settings().profile or capsule.config.site
     try:
         return settings().site(wanted)
-    except NotFound:
+    except UnknownSite:
         if name or not capsule.paths.site.exists():
             raise
         return from_resolved(capsule.paths.site)
