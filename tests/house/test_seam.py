@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-HPCDET = Path(__file__).resolve().parents[2] / "hpcdet"
+TOP = Path(__file__).resolve().parents[2]
+HPCDET = TOP / "hpcdet"
 
 WORDS = re.compile(
     r"slurm|sbatch|squeue|scontrol|sacct|scancel|\bsinfo|salloc|(?<!j)srun|hetjob"
@@ -58,3 +60,17 @@ def test_words_are_found_in_names_and_literals(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text('"""About Slurm."""\nimport os\nx = os.environ["SLURM_JOB_ID"]\nqsub = 1\n')
     assert {text for _, text in words(module) if WORDS.search(text)} == {"SLURM_JOB_ID", "qsub"}
+
+
+def test_the_contract_against_imports_of_backends_holds_for_every_other_module() -> None:
+    linted = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]["importlinter"]
+    [contract] = [one for one in linted["contracts"] if one["name"].startswith("Backends and")]
+    named = {*contract["source_modules"], *contract["forbidden_modules"]}
+    there = {
+        ".".join(path.relative_to(TOP).with_suffix("").parts).removesuffix(".__init__")
+        for path in HPCDET.rglob("*.py")
+        if "standin" not in path.parts  # it is found as a module of its own
+    }
+    aside = {"hpcdet", "hpcdet.__main__", "hpcdet.schedulers", "hpcdet.launchers"}
+    outside = {one for one in there if not any(f"{one}.".startswith(f"{two}.") for two in named)}
+    assert outside == aside
