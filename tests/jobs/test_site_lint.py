@@ -87,7 +87,7 @@ def test_all_sites_are_read_also_behind_one_that_is_wrong(cli: Cli, tmp_path: Pa
     assert "did you mean 'limits'?" in items["alpha"]["findings"][0]
     assert items["beta"]["bash"] == "ok" and items["generic-slurm"]["bash"] == "ok"
     assert "exclude each other" in cli("site", "lint", "--all", "beta", code=2).err
-    assert "known sites" in cli("site", "lint", "nowhere", code=3).err
+    assert "known sites" in cli("site", "lint", "nowhere", code=4).err
 
 
 def test_keys_that_mean_nothing_to_the_scheduler_are_warned_of(cli: Cli, tmp_path: Path) -> None:
@@ -102,6 +102,11 @@ def test_keys_that_mean_nothing_to_the_scheduler_are_warned_of(cli: Cli, tmp_pat
     checked = cli("site", "check", file, "-o", "json").items
     texts = [item["what"] for item in checked if item["level"] == "warning"]
     assert texts == [f"{key} means nothing to the scheduler local" for key in keys]
+
+    write(file, "extends: generic-pbs\ncapabilities: {arrays: true}\n")
+    assert "arrays means nothing without rerun: server" in cli("site", "lint", file).err
+    write(file, "extends: generic-pbs\ncapabilities: {arrays: true, rerun: server}\n")
+    assert "means nothing" not in cli("site", "lint", file).err
 
 
 def test_recipes_for_hardware_render_as_they_say(cli: Cli, tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ def idle(site: Site) -> list[str]:
         if any(one == key or one.startswith(f"{key}.") for one in said)
     )
     found = [f"{key} means nothing to the scheduler {site.scheduler}" for key in wrong]
+    can = site.capabilities
+    if "capabilities.arrays" in read and can.arrays and can.rerun != "server":
+        found.append("capabilities.arrays means nothing without rerun: server, as tasks run again")
     if site.container and site.container.stage and not site.paths.local:
         found.append("container.stage means nothing without paths.local, the disk of a node")
     return found
