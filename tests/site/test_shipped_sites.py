@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
+from pydantic import TypeAdapter
 
 from hpcdet import shipped
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_lint
 from hpcdet.schedulers import opening
+from hpcdet.site.value_types import Duration
 from hpcdet.site_files import load_site
 from hpcdet.site_files.detection import Host
 from hpcdet.site_files.site_schema import schema
@@ -60,6 +62,20 @@ def test_every_script_of_every_site_is_read(name: str) -> None:
     assert {result.shellcheck for result in results} == {"ok"}, results
     jobs = {result.job for result in results}
     assert jobs == ({"worker"} if name == "local" else {"worker", "sentinel", "searcher"})
+
+
+def test_a_walltime_that_jobs_must_name_fits_into_each_queue() -> None:
+    given = {}
+    for name in NAMES:
+        site = load_site.load(name)
+        if asked := site.config.get("resources", {}).get("walltime_s"):
+            given[name] = wanted = TypeAdapter(Duration).validate_python(asked)
+            for queue in site.partitions:
+                view = site.view(queue)
+                part = view.bounds
+                sizes = {part.min_nodes or 1, *part.walltime_by_nodes, part.max_nodes or 1}
+                assert {view.nearest_s(wanted, nodes) for nodes in sizes} == {wanted}
+    assert given == {"polaris": 3600, "frontier": 7200}
 
 
 def test_detection_takes_the_system_before_the_generic_file(tmp_path: Path) -> None:
