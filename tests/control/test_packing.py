@@ -10,6 +10,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +276,39 @@ def test_files_that_change_meanwhile_and_open_attempts_are_left_alone(
     assert standing.standing(trial).next_attempt == 4
 
 
-def test_a_packed_trial_is_retried_and_packed_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_a_trial_that_has_just_ended_elsewhere_stays_as_it_is_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str
+) -> None:
+    """A folder that has come into sight in part would be packed in part, for good."""
+    monkeypatch.setattr("socket.gethostname", lambda: node)
+    world = World.make(tmp_path, Waves(count=2, width=2))
+    holder, play = world.holder(), world.play()
+    advance(world.paths, holder)
+    one, two = play.start_all()
+    attempts = play.claim(one, 1), play.claim(two, 2)
+    for attempt in attempts:
+        play.finish(attempt)
+    long_ago = (datetime.now(UTC) - timedelta(seconds=world.site.lease_ttl_s + 1)).isoformat()
+    end = End.read(attempts[0].end)
+    assert end is not None
+    files.replace(attempts[0].end, dataclasses.replace(end, at=long_ago).encode())
+    late = attempts[1].verdict.rename(tmp_path / "late")  # another node has written it
+    for _ in range(3):
+        advance(world.paths, holder)
+    assert world.paths.closed.exists()
+    assert tidy(world.paths.trial(1))
+    assert tidy(world.paths.trial(2)) == (node == "n1")
+    if node == "n2":
+        late.rename(attempts[1].verdict)
+        said = Verdict.read(attempts[1].verdict)
+        assert said is not None and said.cause == "completed"
+
+
+def test_a_packed_trial_is_retried_and_packed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "n1")
     world = World.make(tmp_path, Waves(count=2, width=2), max_restarts=0)
     holder, play = world.holder(), world.play()
     advance(world.paths, holder)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpcdet.control.leader.leader import Fenced, Holder
+from hpcdet.schedulers import opening
 from hpcdet.store.decisions import lease
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, End, WorkerEnd
@@ -97,7 +98,10 @@ def _tidy_seldom(holder: Holder) -> None:
 
 
 def pack_all(holder: Holder) -> None:
-    """Pack all trials and all workers that have left: the experiment is about to be closed.
+    """Pack trials and workers that have left: the experiment is about to be closed.
+
+    Trials that have just ended on other nodes stay as they are: some of their files may not have
+    come into sight here, and an archive without them would have the last word.
 
     Raises:
         Fenced: the term ended meanwhile.
@@ -105,10 +109,26 @@ def pack_all(holder: Holder) -> None:
     holder.packed -= holder.decided.trials.open
     for number in sorted(holder.decided.trials.plans.keys() - holder.packed):
         holder.stay()
-        if _tidy(holder, number):
+        if _in_sight(holder, number) and _tidy(holder, number):
             holder.packed.add(number)
     with _without_trouble(holder.actions, "workers"):
         pack_workers(holder.paths, holder.fence, holder.stay)
+
+
+def _in_sight(holder: Holder, number: int) -> bool:
+    """True if all files of a trial that has ended are shown on this node."""
+    site = holder.hands.site
+    here = opening.of(site).inside.node_name(os.environ)
+    since = _ago(site.lease_ttl_s)
+    for attempt in holder.paths.trial(number).attempts():
+        claim, end = Claim.read(attempt.claim), End.read(attempt.end)
+        if claim is not None and claim.nodes != [here] and end is not None and end.at >= since:
+            return False
+    return True
+
+
+def _ago(seconds: float) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
 
 
 def _tidy(holder: Holder, number: int) -> bool:
@@ -164,7 +184,7 @@ def pack_workers(
         stay: called all the time, to keep the lease.
         number: of them, the first ones; "later" if there are fewer. 0: all.
     """
-    since = (datetime.now(UTC) - timedelta(seconds=QUIET_S)).isoformat()
+    since = _ago(QUIET_S)
     gone: list[Path] = []
     for worker in paths.workers():
         stay()
