@@ -76,7 +76,7 @@ class SiteCapabilities(Model):
     rerun: Annotated[Literal["none", "server"], _until_asked("none")] = Field(
         default="none",
         description="server: after a preemption or the loss of a host the server restarts the job "
-        "under its id; none: a new one is submitted; null: ask the scheduler",
+        "under its id; none, null: a new one is submitted",
     )
     arrays: bool | None = Field(
         default=None, description="workers of one submission are one array; null: ask the scheduler"

@@ -175,6 +175,15 @@ def test_what_a_site_file_leaves_open_is_asked_once(tmp_path: Path, fake_pbs: Fa
     assert (found.limits.max_array, found.limits.max_submit) == (10000, 7)
     assert found.limits.kill_wait_s == 30 and found.capabilities.history is True
     assert found.origins["limits.max_submit"].endswith("max_queued=7 of the server")
+    assert found.capabilities.arrays is False, "the shipped file says so"
+    by_answer = (("server", "10000", True), ("server", "1", False), ("none", "9", False))
+    for rerun, most, arrays in by_answer:
+        (tmp_path / "server").write_text(limited.replace("size = 10000", f"size = {most}"))
+        own = tmp_path / "own.yaml"
+        own.write_text(f"extends: generic-pbs\ncapabilities: {{rerun: {rerun}, arrays: null}}\n")
+        asked, _ = pbs_facts.resolved(sites.load(str(own)), fresh=True)
+        assert asked.capabilities.arrays is arrays, (rerun, most)
+    (tmp_path / "server").write_text(limited)
     fake_pbs("qstat", "exit 255")
     again, said = pbs_facts.resolved(site, fresh=True)
     assert "did not answer" in said and again.limits.max_submit == 7

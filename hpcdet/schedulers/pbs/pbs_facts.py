@@ -27,6 +27,7 @@ def _of_server(key: str, path: str) -> str | None:  # noqa: ARG001
 
 keys: Mapping[str, Callable[[str, str], str | None]] = {"pbs_conf": _of_server}
 asked = (
+    "capabilities.arrays",
     "capabilities.history",
     "limits.max_array",
     "limits.max_submit",
@@ -89,6 +90,8 @@ def _answers(known: Attributes, site: Site, pool: str | None) -> Iterable[Answer
     widest = widest or server.get("max_array_size", "")
     if widest.isdecimal():
         found["limits.max_array"] = (int(widest), f"max_array_size={widest}")
+    takes = site.capabilities.rerun == "server" and widest != "1"
+    found["capabilities.arrays"] = (takes, f"max_array_size={widest or 'unset'}")
     queued = [
         (int(limit[1]), f"max_queued={limit[1]} of {'the server' if one is server else queue}")
         for one in (server, of_queue)
