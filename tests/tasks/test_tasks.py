@@ -68,6 +68,21 @@ def test_who_waits_for_a_command_gets_its_output_and_its_code(local: Cli, code: 
     assert local("run", "logs", one["id"], "--tail", "1").out == f"{Path.cwd()}\n"
 
 
+def test_a_command_has_the_environments_that_the_sites_setup_activates(
+    local: Cli, tmp_path: Path
+) -> None:
+    """What ``activate`` exports, and functions of the shell, as ``conda`` and ``module`` are."""
+    venv, shell, site = tmp_path / "venv", tmp_path / "conda.sh", tmp_path / "own.yaml"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    shell.write_text('conda() { export CONDA_DEFAULT_ENV="$2"; }\n')
+    setup = [f". {venv}/bin/activate", f". {shell}", "conda activate train"]
+    site.write_text(f"extends: local\nsetup: {json.dumps(setup)}\n")
+    (venv / "bin" / "own-program").symlink_to("python")
+    says = "echo $VIRTUAL_ENV $CONDA_DEFAULT_ENV; command -v own-program"
+    ran = local("run", "--site", site, "--wait", "--", "sh", "-c", says)
+    assert ran.out == f"{venv} train\n{venv}/bin/own-program\n"
+
+
 def test_run_without_a_verb_is_run_start(local: Cli) -> None:
     id = local("run", "-o", "id", "--", "ls", "/").out.strip()
     assert ended(paths(local, id)).code == 0
