@@ -32,7 +32,7 @@ def test_sites_are_listed_shown_and_detected(cli: Cli, monkeypatch: pytest.Monke
     [item] = cli("site", "detect", "-o", "json").items
     assert item["id"] == "local" and "HPCDET_SITE" in item["reason"]
     cli("site", "check", "local")
-    assert "known sites" in cli("site", "show", "nowhere", code=3).err
+    assert "known sites" in cli("site", "show", "nowhere", code=4).err
 
 
 def test_a_copied_template_is_in_force(
