@@ -96,6 +96,24 @@ def test_submission_ends_with_4_and_makes_nothing(cli: Cli, tmp_path: Path) -> N
     assert list(cli.root.iterdir()) == []
 
 
+def test_what_the_site_file_knows_needs_no_scheduler(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither one that does not answer, nor one that is not asked, keeps the refusal back."""
+    for name in ("sinfo", "scontrol"):
+        (tmp_path / name).write_text("#!/bin/sh\necho 'Unable to contact' >&2; exit 1\n")
+        (tmp_path / name).chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    cli("init", tmp_path)
+    file = tmp_path / "far.yaml"
+    file.write_text("extends: polaris\nscheduler: slurm\n")
+    asked = ["submit", tmp_path / "random.yaml", "--site", file, "--no-test"]
+    for words in ([], ["-n"], ["-n", "--offline"]):
+        said = cli(*asked, *words, "--set", "resources.walltime_s=4h", code=4).err
+        assert "4 h is over the limit of prod for 10 nodes" in said and "at most 3 h" in said
+    assert "Unable to contact" in cli(*asked, code=5).err
+
+
 def test_whole_nodes_that_are_half_idle_are_warned_of(tmp_path: Path) -> None:
     whole = site(whole_nodes=True, slots_per_node=8)
     need = Resources(slots_per_trial=4, slots_per_node=4)

@@ -22,7 +22,7 @@ from hpcdet.cli.request.take_turn import CommandCrank
 from hpcdet.cli.run.preflight import rehearse
 from hpcdet.control.turn.controller import Turn
 from hpcdet.errors import ConfigError, HpcdetError, UsageError
-from hpcdet.jobs.checks import decisions, throughput
+from hpcdet.jobs.checks import decisions, site_checks, throughput
 from hpcdet.jobs.create import create, provenance
 from hpcdet.jobs.script import submission
 from hpcdet.read.views import views
@@ -218,6 +218,8 @@ def _prepared(
         loaded = loaded.with_value("description", asked.note, "--set description")
     wanted = replace(wanted, loaded=loaded, include=tuple(asked.include))
     submits = not (asked.dry_run or asked.prepare)
+    if asked.offline:
+        site_checks.refuse_by_file(wanted.resolved, wanted.site)
     warnings = list(loaded.warnings) if asked.offline else wanted.warnings(submits)
     warnings += _too_fast(wanted)
     if asked.note and described:

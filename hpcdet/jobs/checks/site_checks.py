@@ -93,9 +93,8 @@ def refuse_impossible(
         )
     if required is not None:
         requirements.refuse_undoing(experiment, site, required)
-    queue_limits.refuse_pool(experiment.resources.resource_pool, site)
+    refuse_by_file(experiment, site)
     view = site.view(experiment.resources.resource_pool)
-    opening.of(site).script.check(experiment.user_options(site.scheduler))
     said: list[str] = []
     chosen: list[PartitionInfo] = []
     try:
@@ -111,7 +110,6 @@ def refuse_impossible(
         said.append(f"partition {names} is down: jobs wait there until it is up")
     # of several, the scheduler takes the first that fits
     queue_limits.one_of(chosen or [None], lambda one: _refuse_too_much(experiment, view, one))
-    queue_limits.refuse_beyond_all(experiment.allocation, site)
     if experiment.worker.node_groups > 1 and launchers.kind_of(site, view) == "local":
         raise ConfigError(
             f"trials on {experiment.allocation.nodes} nodes, and the launcher local has one",
@@ -119,6 +117,13 @@ def refuse_impossible(
             hint="site file: launcher: {kind: mpirun} (docs/guides/sites.md)",
         )
     return said
+
+
+def refuse_by_file(experiment: Resolved, site: Site) -> None:
+    """Refuse what no job can have by the site file alone; nobody is asked. Raises ConfigError."""
+    queue_limits.refuse_pool(experiment.resources.resource_pool, site)
+    opening.of(site).script.check(experiment.user_options(site.scheduler))
+    queue_limits.refuse_beyond_all(experiment.allocation, site)
 
 
 def login_node() -> str:
