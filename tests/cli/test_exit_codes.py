@@ -148,7 +148,7 @@ def test_init_makes_what_is_valid_and_names_a_site(
         assert (len(made) == 2) == minimal and f"submit {config.name}" in ran.err
         [shown] = cli("config", "show", config, "-o", "json").items
         assert shown["site"] == kept
-    cli("init", "other", "--profile", "nowhere", *flags, code=3)
+    cli("init", "other", "--profile", "nowhere", *flags, code=4)
     assert not (tmp_path / "other").exists()
 
 

@@ -381,7 +381,7 @@ def test_packages_of_another_version_are_installed_and_the_others_linked(
         (["{id}", "--set", "nothing"], 2, "sets nothing"),
         (["{id}", "--set", "resources.cpus_per_slot=many"], 4, "cpus_per_slot"),
         (["{id}/7"], 3, "no trial 7"),
-        (["{id}", "--site", "nowhere"], 3, "nowhere"),
+        (["{id}", "--site", "nowhere"], 4, "nowhere"),
         (["{id}", "--run"], 4, "never started"),
     ],
 )

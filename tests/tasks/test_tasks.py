@@ -307,7 +307,7 @@ def test_a_tensorboard_that_nobody_looks_at_ends(local: Cli, tmp_path: Path) -> 
 
 def test_what_cannot_be_is_refused_and_leaves_nothing(local: Cli, tmp_path: Path) -> None:
     assert "no such experiment or folder" in local("tensorboard", "start", "nothing", code=3).err
-    local("run", "start", "--site", "nowhere", "--", "true", code=3)
+    local("run", "start", "--site", "nowhere", "--", "true", code=4)
     assert "no partition" in local("run", "--partition", "gpu", "--", "true", code=4).err
     local("run", "--time", "soon", "--", "true", code=2)
     local("run", "--slots", "0", "--", "true", code=2)
