@@ -87,12 +87,13 @@ def _by_rule(paths: list[Path]) -> list[Path]:
     return [*sorted(set(paths) - set(generic)), *sorted(generic, reverse=True)]
 
 
-def load(name: str | None = None, host: Host | None = None) -> Site:
+def load(name: str | None = None, host: Host | None = None, where: str = "") -> Site:
     """The site of that name, of ``$HPCDET_SITE``, or the one that fits this host.
 
     Args:
         name: a site's name or the path of a site file.
         host: what detection looks at; default: this host.
+        where: what names the site, for people.
 
     Raises:
         UnknownSite: there is no such site; the hint lists those there are.
@@ -101,12 +102,13 @@ def load(name: str | None = None, host: Host | None = None) -> Site:
     asked, reason = (name, "asked for by name") if name else (None, "")
     if asked is None and os.environ.get("HPCDET_SITE"):
         asked, reason = os.environ["HPCDET_SITE"], "$HPCDET_SITE names it"
+        where = "$HPCDET_SITE"
     if asked is None:
         found, reason = detect(host)
         site = _build(_chain(found), reason or _NOBODY)
         site._fallback = not reason
         return site
-    return _build(_chain(_find(asked)), reason)
+    return _build(_chain(_find(asked, where=where)), reason)
 
 
 def detect(host: Host | None = None) -> tuple[SiteFile, str]:

@@ -385,6 +385,19 @@ def test_what_cannot_be_submitted_says_why(lab: Lab, argv: list[str], code: int,
     assert list(lab.cli.root.iterdir()) == []
 
 
+def test_an_unknown_site_is_named_with_what_names_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = lab.config()
+    monkeypatch.setenv("HPCDET_SITE", "nowhere")
+    assert "$HPCDET_SITE: no site 'nowhere'" in lab.cli("submit", config, code=4).err
+    lines = config.read_text().splitlines()
+    config.write_text("\n".join([*lines, "site: frontire"]))
+    said = lab.cli("submit", config, code=4).err
+    assert f"{config.name}:{len(lines) + 1}: site: no site 'frontire'" in said
+    assert "did you mean 'frontier'?" in said
+
+
 def test_local_is_not_taken_for_granted_on_a_login_node(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,15 +41,18 @@ class Settings:
     yes: bool = False
     profile: str | None = None
 
-    def site(self, name: str | None = None) -> Site:
+    def site(self, name: str | None = None, where: str = "") -> Site:
         """Return the site of that name, else that of ``--profile``, else the one that fits.
 
+        Args:
+            where: what names it, for people.
+
         Raises:
-            NotFound, ConfigError: there is none of that name, or its file is wrong.
+            ConfigError: there is none of that name, or its file is wrong.
         """
         from hpcdet.site_files import load_site
 
-        return load_site.load(name or self.profile)
+        return load_site.load(name or self.profile, where=where)
 
     @property
     def root(self) -> Path:

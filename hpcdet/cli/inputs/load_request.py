@@ -217,7 +217,8 @@ def request(
         raise ConfigError("no such model folder", where=str(model_dir))
     document = yaml12.read(config_file)
     asked, named = site_name or settings().profile, document.values.get("site")
-    chosen = fold_defaults(settings().site(asked or (str(named) if named else None)))
+    where = "" if asked or not named else f"{document.origin(('site',))}: site"
+    chosen = fold_defaults(settings().site(asked or (str(named) if named else None), where))
     if asked and named:
         sets = [*sets, f"site={json.dumps(chosen.name)}"]  # a record must not name the other one
     meta = click.get_current_context().meta
