@@ -271,6 +271,48 @@ def test_spares_wait_where_nobody_submits_later_and_start_only_for_work(tmp_path
     assert world.scheduler.live == [("1", 0), ("1", 3)]  # who see for themselves that it is over
 
 
+def test_spare_jobs_form_a_chain_behind_each_worker_where_there_are_no_arrays(
+    tmp_path: Path,
+) -> None:
+    site = {"scheduler": "pbs", "capabilities": NOBODY}
+    search = {"max_concurrent_trials": 2, "max_trials": 2}
+    world = World.make(tmp_path, Waves(2, 2), site, searcher=search, worker={"spares": 4})
+    world.scheduler.able = Capabilities(arrays=False)
+    play, home = world.play(), world.holder()
+    advance(world.paths, home)
+    later(world, home)
+    home.close()
+    assert behind(world) == [[], [], ["1"], ["2"], ["3"], ["4"]]
+    [sentinel] = [job for job in world.scheduler.jobs.values() if "sent" in job.submission.name]
+    assert sentinel.submission.name == "paper-0001-6-sentinel"
+    # a worker decides from here on, and can submit nothing: the next one of its chain goes on
+    holder = dataclasses.replace(world.holder("worker"), submits=False)
+    one, two = (play.start(job) for job in ("1", "2"))
+    lost, other = play.claim(one), play.claim(two)
+    play.vanish(one, TaskState.NODE_FAIL)
+    spare = play.start("3")
+    later(world, holder)
+    assert end_of(lost) == "node_fail"
+    play.finish(play.claim(spare))
+    play.finish(other)
+    assert later(world, holder, 1).closed
+    assert len(world.scheduler.jobs) == 7
+
+
+def test_a_full_queue_makes_the_chain_of_spare_jobs_shorter(tmp_path: Path) -> None:
+    site = {"scheduler": "pbs", "capabilities": NOBODY}
+    world = World.make(tmp_path, Waves(1, 1), site, worker={"spares": 9})
+    full = Refusal("limit", "would exceed queue generic's per-user limit")
+    world.scheduler.able = Capabilities(arrays=False)
+    world.scheduler.refuse = lambda _: full if len(world.scheduler.live) >= 4 else None
+    holder = world.holder()
+    assert advance(world.paths, holder).held
+    assert behind(world)[:4] == [[], ["1"], ["2"], ["3"]]
+    later(world, holder)
+    jobs = [Submitted.read(world.paths.submitted(n)) for n in world.paths.submissions()]
+    assert [job.job for job in jobs if job] == ["1", "2", "3", "4", ""]
+
+
 def test_the_end_takes_only_sentinels_that_wait_out_of_the_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,21 @@ def test_a_deleted_trial_goes_on_in_a_new_job_with_the_same_bits(lab: TorqueLab)
     same_bits(run.digest(), calm.digest(), run.story())
 
 
+def test_spare_jobs_go_on_where_nodes_may_not_submit(lab: TorqueLab) -> None:
+    """Nobody is at home: the job behind the deleted one takes its trial."""
+    nobody = {"submit_from_compute": False}
+    run = lab.run(sized(1, 1, worker={"spares": 2, "idle_s": 5}), pace=0.2, capabilities=nobody)
+    jobs = run.submissions()
+    assert len(jobs) == 3
+    run.until_batches(7)
+    lab.cluster.check("qdel", run.task())
+    run.until_attempts(2)
+    assert run.task() == jobs[1]
+    run.faster()
+    run.wait()
+    assert run.reasons()[-1] == "completed" and run.submissions() == jobs, run.story()
+
+
 def test_a_submission_that_died_is_found_by_its_name(lab: TorqueLab) -> None:
     """Wrappers show neither variables nor the ends of jobs."""
     scheduler = opening.open_scheduler(lab.site())

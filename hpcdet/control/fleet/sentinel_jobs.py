@@ -37,11 +37,14 @@ def post(holder: Holder, seen: FleetView) -> None:
     live = {place.submission for place in seen.live}
     over = {place.submission for place in seen.places} - live
     try:
-        for number in holder.paths.submissions():
+        arrays, numbers = holder.hands.scheduler.capabilities().arrays, holder.paths.submissions()
+        if not arrays and holder.hands.site.capabilities.nobody_submits:
+            numbers = numbers[::-1]  # behind the last of its spare jobs
+        for number in numbers:
             _, submitted = holder.watch.files.submission(number)
             if number not in over and submitted is not None and submitted.job:
                 _post(holder, number, submitted.job)
-                if not holder.hands.scheduler.capabilities().arrays:
+                if not arrays:
                     break  # as long as one lives, it sees to the others
     except Unavailable as error:
         worker_count.later(holder, error.what)

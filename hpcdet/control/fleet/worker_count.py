@@ -79,19 +79,19 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
         return
     try:
         for intent in pending:
-            live += _settle(holder, intent, wanted - live, fresh=False)
+            live += settle(holder, intent, wanted - live, fresh=False)
         exclude = _excluded(holder) if live < wanted else []
         while live < wanted:
             new = _intend(holder, live, wanted - live, room, exclude)
             if new is None:
                 return
-            live += _settle(holder, new, wanted - live, fresh=True)
+            live += settle(holder, new, wanted - live, fresh=True)
     except Unavailable as error:
         later(holder, error.what)
     except _Full as reason:
         running_limits.tell(holder, wanted - live, str(reason))
         later(holder, f"as many jobs run or wait as it may have by {reason}")
-    except _Later as reason:
+    except Later as reason:
         later(holder, str(reason))
 
 
@@ -144,7 +144,7 @@ def prune(holder: Holder, seen: FleetView) -> None:
         later(holder, error.what)
 
 
-class _Later(Exception):
+class Later(Exception):
     """The scheduler accepts no more jobs for now."""
 
 
@@ -243,7 +243,7 @@ def _intend(
     if not able.arrays:
         width = min(width, 1)
     if width < 1:
-        raise _Later("as many jobs are queued as the site allows")
+        raise Later("as many jobs are queued as the site allows")
     at_once = capacity.at_once(holder.resolved, holder.resolved.lanes) or width
     if room is not None:
         at_once = min(at_once, room.tasks - live)
@@ -281,7 +281,7 @@ def _intend(
     return intent
 
 
-def _settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int:
+def settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int:
     """Submit an intent's job or give it up; return the number of tasks that live now."""
     scheduler = holder.hands.scheduler
     if intent.host and intent.host != _host(holder.hands.scheduler):
@@ -339,13 +339,13 @@ def _refused(holder: Holder, intent: Intent, refusal: Refusal) -> int:
         _give_up(holder, intent, f"too wide for now: {refusal.message}")
         return 0
     if refusal.kind in ("limit", "unavailable"):
-        raise _Later(refusal.message)
+        raise Later(refusal.message)
     refused = failed_submissions.refused(holder)
     # without the refused nodes there may be too few: what they lack is the cause then
     cause = "".join(f"; {node} was left out: {why}" for node, why in sorted(refused.items()))
     _give_up(holder, intent, refusal.message)
     halt(holder, refusal.message + cause)
-    raise _Later(refusal.message)
+    raise Later(refusal.message)
 
 
 def _give_up(holder: Holder, intent: Intent, why: str) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpcdet.control.fleet import capacity, dependencies, worker_count
+from hpcdet.control.fleet import capacity, dependencies, spare_jobs, worker_count
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView, TaskPlace
 from hpcdet.control.leader.trial_plan import TrialPlan
@@ -79,7 +79,9 @@ def provide(
     # a trial that waits for its parent's checkpoint may use a live worker, but none is submitted
     if early := sum(("record", plan.number) not in holder.written for plan in waiting):
         workers = max(needed(trials - early), min(workers, len(useful)))
+    before = holder.sent
     worker_count.provide(holder, fleet, workers + len(outdated))
+    spare_jobs.chain(holder, holder.sent - before)
     return workers
 
 

@@ -120,7 +120,11 @@ def refuse_impossible(
 
 
 def refuse_by_file(experiment: Resolved, site: Site) -> None:
-    """Refuse what no job can have by the site file alone; nobody is asked. Raises ConfigError."""
+    """Refuse requests beyond the site file, without a question to the scheduler.
+
+    Raises:
+        ConfigError: a wrong pool, option, number of nodes or walltime.
+    """
     queue_limits.refuse_pool(experiment.resources.resource_pool, site)
     opening.of(site).script.check(experiment.user_options(site.scheduler))
     queue_limits.refuse_beyond_all(experiment.allocation, site)

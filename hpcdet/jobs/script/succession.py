@@ -25,8 +25,8 @@ WORDS: dict[Way, str] = {
     "daemon": "the scheduler requeues the task; where it does not, the searcher on a login node "
     "submits new workers",
     "successor": "a small job behind each array submits new workers",
-    "spares": "spare tasks of the array go on, as jobs cannot be submitted from nodes; a small job "
-    "behind it tells when they are used up",
+    "spares": "spare tasks of the array, or jobs behind each worker, go on, as jobs cannot be "
+    "submitted from nodes; a small job behind them tells when they are used up",
 }
 """What happens once the scheduler calls a node or a job gone, for people."""
 
