@@ -67,6 +67,17 @@ def test_a_killed_trial_is_reported_with_its_rollback(cli: Cli, tmp_path: Path) 
     assert 'id="governance"' in page and f"{7 - lost['to']} steps were lost" in page
 
 
+def test_steps_that_the_ledger_alone_knows_are_reported_as_lost(cli: Cli, tmp_path: Path) -> None:
+    """The journal of an attempt that is killed soon has no step behind the checkpoint."""
+    trial = make(cli.root / "soon-1111", 1, policy(), checkpoint_every_s=1000)
+    interrupt(trial, tmp_path / "1", "train:3", signals(signal.SIGKILL), 1)
+    attempt = ranks.run(trial, 1)
+    assert attempt.verdict() is not None, attempt.log()
+    [item] = cli("policy", "report", "soon-1111", "-o", "json").items
+    [lost] = cli("ledger", "show", "soon-1111", "--type", "rollback", "-o", "json").items
+    assert item["rollbacks"] == [{"attempt": lost["attempt"], "lost": 1, "to": lost["step"]}]
+
+
 def test_what_is_recorded_in_another_form_is_printed_as_it_is(cli: Cli) -> None:
     """A checkpoint says of itself what it wants: the report neither fails nor believes it."""
     folder = cli.root / "strange-1111"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hpcdet.goals import RESERVED
 from hpcdet.policy.compiled import CompiledPolicy
+from hpcdet.policy.ledger.records import AttemptLedger
 from hpcdet.policy.memorization import canary_evidence, twin_evidence
 from hpcdet.policy.memorization.canary_evidence import CanaryEvidence
 from hpcdet.policy.memorization.twin_evidence import TwinEvidence
@@ -259,7 +260,7 @@ def _view(
         complete=said.complete,
         measured=measured,
         checks=_checks(lines),
-        rollbacks=_rollbacks(trial),
+        rollbacks=_rollbacks(trial, beside.ledgers),
         chains=[one for given in said.chains if (one := _chain(given)) is not None],
         nodes=[_nodes(one, policy) for one in trial.attempts if any(one.of_kind("start"))],
         recorded=said.others,
@@ -363,12 +364,14 @@ def _weights(kind: str, layers: Sequence[str], policy: CompiledPolicy) -> list[f
     return [min(row[places[name]] for row in rows for name in layer.split("+")) for layer in layers]
 
 
-def _rollbacks(trial: GatheredTrial) -> list[RollbackView]:
+def _rollbacks(trial: GatheredTrial, ledgers: Iterable[AttemptLedger]) -> list[RollbackView]:
+    """Steps that were lost: a ledger may know of more than the journal of a killed attempt."""
+    recorded = {one.attempt: one.records[-1].step for one in ledgers if one.records}
     reached, found = 0, []
     for attempt in trial.attempts:
         for line in attempt.of_kind("start"):
             begun = int(line["batches"])
             if begun < reached:
                 found.append(RollbackView(attempt.number, reached, begun))
-        reached = max(reached, attempt.position or 0)
+        reached = max(reached, attempt.position or 0, recorded.get(attempt.number, 0))
     return found
