@@ -172,6 +172,31 @@ def test_references_to_keys_stay_and_are_followed_where_they_are_needed(
         experiment_policy.key(paths, Governance("policy.yaml"), "twin_key")
 
 
+def test_a_key_is_looked_for_beside_the_config_wherever_a_command_begins(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs, and later commands of their owner, begin in other folders than the submission."""
+    (model.parent / "key").write_text("ab" * 32 + "\n")
+    (model.parent / "key").chmod(0o600)
+    text = f"{CONFIG}governance: {{policy: rules/p.yaml, run_key: {{file: ../key}}}}\n"
+    monkeypatch.chdir(model / "rules")
+    (model / "config.yaml").write_text(text)
+    loaded = governed(Path("../config.yaml"))
+    paths = create.create(loaded, sites.load("local"), model, model.parent / "root")
+    monkeypatch.chdir("/")
+    assert named(paths).run_key == {"file": str(model.parent / "key")}
+    assert experiment_policy.key(paths, named(paths), "run_key") == "ab" * 32
+    (model / "config.yaml").write_text(text.replace("../key", "~/key"))
+    kept = governed(model / "config.yaml").resolved()["governance"]
+    assert kept["run_key"] == {"file": "~/key"}
+    (model.parent / "key").unlink()
+    with pytest.raises(
+        PolicyRefused, match=r"governance.run_key: P10: cannot read .*/key"
+    ) as found:
+        experiment_policy.key(paths, named(paths), "run_key")
+    assert "absolute path" in found.value.hint
+
+
 @pytest.mark.parametrize(
     ("section", "where", "says"),
     [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from hpcdet.config.check.problems import Problem
@@ -14,11 +16,15 @@ _OWN = ("digest", "commitment", "signer")
 """Written at submission."""
 
 
-def problems(values: dict[str, Any]) -> Iterator[Problem]:
+def problems(values: dict[str, Any], source: str) -> Iterator[Problem]:
     """Yield what is wrong with references to keys; leave out what a submission has filled in.
 
     A resolved config is a config: keys that were drawn for one experiment are drawn anew for the
-    next. No message holds a value, which may be the key itself.
+    next. The path of a file begins at the config's folder, as that of the policy: jobs and later
+    commands begin elsewhere. No message holds a value, which may be the key itself.
+
+    Args:
+        source: the config's file.
     """
     section = values.get(_SECTION)
     if isinstance(section, dict):
@@ -32,6 +38,9 @@ def problems(values: dict[str, Any]) -> Iterator[Problem]:
                 section.pop(name)
                 hint = "{file: PATH} or {env: NAME}; leave it out, and one is drawn"
                 yield Problem(key, "expected a reference, not the key itself", hint)
+            elif given is not None and not given.get("file", "~").startswith("~"):
+                beside = Path(source).parent.absolute() / given["file"]
+                section[name] = {"file": os.path.normpath(beside)}
     data = values.get("data")
     kept = data.get("secrets") if isinstance(data, dict) else None
     for name in GOVERNANCE_KEYS:

@@ -156,7 +156,7 @@ def _check(
         values[STORAGE], others, found = secrets.separate_storage(storage)
         literals |= others
         wrong += found
-    wrong += governance.problems(values)
+    wrong += governance.problems(values, source)
     try:
         config = completed(values)
     except ValidationError as error:

@@ -97,4 +97,7 @@ def _read(path: Path, where: str) -> str:
                 raise ConfigError(f"others may read {path}", where=where, hint=hint)
             return file.read()
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", where=where) from error
+        hint = "name a file that is there, by an absolute path or one from ~"
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", where=where, hint=hint
+        ) from error
