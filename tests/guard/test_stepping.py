@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim import swa_utils
 
 from hpcdet.guard.guard import Guard
 from hpcdet.guard.stepping.step_watch import StepWatch
@@ -301,6 +302,27 @@ def test_no_optimizer_moves_a_closed_layer_by_what_it_keeps(kind: str) -> None:
             one.step(steps)
         for name, wanted in bits(anew.model).items():
             assert torch.equal(loop.model.get_parameter(name), wanted), name
+
+
+def test_an_average_of_weights_holds_nothing_of_a_source_that_may_not_change_them() -> None:
+    """A copy of a governed model, as an exponential average keeps one."""
+    loop = Loop()
+    optimizer = torch.optim.AdamW(loop.model.parameters(), weight_decay=0.1)
+    loop.guard.optimizers.watch(optimizer)
+    average = swa_utils.AveragedModel(
+        loop.model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True
+    )
+    for _ in range(5):
+        loop.backward(loop.rows(6, 3, 3))
+        loop.step(optimizer)
+    average.update_parameters(loop.model)  # the first one copies
+    before = {name: one.clone() for name, one in average.module.named_parameters()}
+    for _ in range(10):
+        loop.backward(loop.rows(0, 8, 4))
+        loop.step(optimizer)
+        average.update_parameters(loop.model)
+    for name, one in average.module.named_parameters():
+        assert torch.equal(one, before[name]) == (LAYER[name[0]] == 0), name
 
 
 @pytest.mark.parametrize("inside", [False, True])
