@@ -196,6 +196,28 @@ def test_training_content_says_what_was_exposed_and_what_it_is_not(
     assert "<b>" not in text.replace(r"\<b\>", "")
 
 
+def test_a_crate_has_the_policy_and_the_account_of_each_trial(
+    cli: Cli, trained: Path, tmp_path: Path
+) -> None:
+    crates = pytest.importorskip("rocrate.rocrate")
+    shutil.copy(trained / "policy.json", trained / "policy.yaml")  # as a submission keeps the text
+    (trained / "provenance.json").write_text("{}")
+    cli("export", trained, "ro-crate", "--to", tmp_path)
+    folder = tmp_path / trained.name
+    crate = crates.ROCrate(folder)
+    for name in ("policy.yaml", "policy.json", "governance.json"):
+        assert crate.dereference(name).type == "File" and (folder / name).is_file()
+    assert "no record of influence" in crate.dereference("governance.json")["name"]
+    assert json.loads((folder / "governance.json").read_text()) == [report(cli, trained)]
+    compiled = (trained / "policy.json").read_text()
+    (trained / "policy.json").write_text(compiled.replace("0.0", "1.0", 1))
+    try:
+        assert "G110" in cli("export", trained, "ro-crate", "--to", tmp_path / "x", code=9).err
+    finally:
+        (trained / "policy.json").write_text(compiled)
+    assert not (tmp_path / "x").exists()
+
+
 def test_what_is_there_is_never_overwritten(cli: Cli, trained: Path, tmp_path: Path) -> None:
     to = tmp_path / "taken"
     to.write_text("mine")

@@ -1,7 +1,8 @@
 """RO-Crates: experiments as research objects, with an action for each attempt.
 
 https://w3id.org/ro/crate/1.3 and the profile Process Run Crate of Workflow Run RO-Crate. Code,
-config, provenance and tables are in the crate; checkpoints are named by digest and size.
+config, provenance and tables are in the crate, and of a governed experiment its policy with the
+account of each trial; checkpoints are named by digest and size.
 """
 
 from __future__ import annotations
@@ -20,14 +21,25 @@ from hpcdet.errors import UsageError
 from hpcdet.interop.formats import csv_files
 from hpcdet.interop.formats.exported import ExperimentExport, flat
 from hpcdet.interop.formats.exported_tables import TABLES
+from hpcdet.read.governed.governed_trials import governance
 from hpcdet.read.views.checkpoints import CheckpointView
+from hpcdet.read.views.items import encode
 from hpcdet.read.views.trials import AttemptView
-from hpcdet.store.fs import files, packed
+from hpcdet.store.fs import files, json_record, packed
 
 _METADATA = "ro-crate-metadata.json"
 _VERSION = "https://w3id.org/ro/crate/1.3"
 _PROFILE = "https://w3id.org/ro/wfrun/process/0.6"
 _CODE, _CONFIG, _PROVENANCE, _TABLES = "code/", "experiment.yaml", "provenance.json", "tables"
+_GOVERNED = {
+    "policy.yaml": ("application/yaml", "Which sources of data may change which layers"),
+    "policy.json": ("application/json", "The policy as it was compiled, and enforced"),
+    "policies": ("application/json", "A change of the policy"),
+    "governance.json": (
+        "application/json",
+        "What layers were permitted and exposed to learn from, by trial: no record of influence",
+    ),
+}
 _WELL = ("completed", "stopped", "paused")
 
 Entity = dict[str, Any]
@@ -38,7 +50,9 @@ def export(what: ExperimentExport, to: str) -> Path:
 
     Raises:
         UsageError: there is a folder of that name that is no crate.
+        GovernanceBroken: the policy, or a change of it, is not what was written.
     """
+    governed = _governed(what)
     folder = Path(to) / what.id
     if folder.is_dir() and any(folder.iterdir()) and not (folder / _METADATA).is_file():
         raise UsageError("the folder exists and is no RO-Crate", where=str(folder))
@@ -46,12 +60,15 @@ def export(what: ExperimentExport, to: str) -> Path:
     _copy_code(what.gathered.paths.code, folder / "code")
     for path in (what.gathered.paths.config, what.gathered.paths.provenance):
         files.replace(folder / path.name, packed.read_bytes(path))
+    for name, data in governed.items():
+        files.make_folder((folder / name).parent)
+        files.replace(folder / name, data)
     made = csv_files.export(what, str(folder / f".{_TABLES}"))
     files.make_folder(folder / _TABLES)
     for name in TABLES:
         os.replace(made / f"{name}.csv", folder / _TABLES / f"{name}.csv")
     shutil.rmtree(made.parent)
-    crate = {"@context": f"{_VERSION}/context", "@graph": [*_entities(what, folder)]}
+    crate = {"@context": f"{_VERSION}/context", "@graph": [*_entities(what, folder, governed)]}
     text = json.dumps(crate, indent=1, ensure_ascii=False, allow_nan=False)
     files.replace(folder / _METADATA, text.encode(errors="replace"))
     return folder
@@ -71,11 +88,23 @@ def _copy_code(source: Path, target: Path) -> None:
         target.mkdir()
 
 
-def _entities(what: ExperimentExport, folder: Path) -> Iterator[Entity]:
+def _governed(what: ExperimentExport) -> dict[str, bytes]:
+    """The policy of an experiment, and the account of each trial; empty if it has no policy."""
+    paths = what.gathered.paths
+    account = governance(what.gathered)
+    if what.gathered.config.governance is None:
+        return {}
+    changes = sorted(paths.policy_changes.glob("*.json"))
+    copied = [paths.policy, paths.compiled_policy, *changes]
+    found = {str(one.relative_to(paths.root)): packed.read_bytes(one) for one in copied}
+    return {**found, "governance.json": files.canonical(json_record.finite(encode(account)))}
+
+
+def _entities(what: ExperimentExport, folder: Path, governed: Iterable[str]) -> Iterator[Entity]:
     config, closed = what.gathered.config, what.gathered.closed
     actions = [*_actions(what)]
     checkpoints = [_checkpoint(what, one) for one in what.checkpoints]
-    inside = [*_files(folder), _code(what)]
+    inside = [*_files(folder, governed), _code(what)]
     yield {
         "@id": _METADATA,
         "@type": "CreativeWork",
@@ -120,11 +149,12 @@ def _person(what: ExperimentExport) -> str:
     return f"#user-{quote(str(what.gathered.provenance.get('user', '')), safe='')}"
 
 
-def _files(folder: Path) -> Iterator[Entity]:
+def _files(folder: Path, governed: Iterable[str]) -> Iterator[Entity]:
     listed = {
         _CONFIG: ("application/yaml", "The config, with every default filled in"),
         _PROVENANCE: ("application/json", "Where the experiment came from: code, host, packages"),
         **{f"{_TABLES}/{name}.csv": ("text/csv", f"The table of {name}") for name in TABLES},
+        **{name: _GOVERNED[name.partition("/")[0]] for name in governed},
     }
     for name, (kind, text) in listed.items():
         yield {
