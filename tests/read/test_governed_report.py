@@ -82,14 +82,16 @@ def read(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("read")
 def test_what_checkpoints_record_is_shown(cli: Cli) -> None:
     experiment, attempt = made(cli.root)
-    saved(experiment, 100, SAID)
+    saved(experiment, 100, SAID | {"conformance": None})  # no probe was made yet
     attempt.line("governance", checks=[{"number": 8, "code": "G108", **WHAT}])
     [item] = cli("policy", "report", "ruled-7f3a", "-o", "json").items
     assert item["coverage"] == [1.0] * 11 + [0.8] and item["admission"] == 0.8
     assert item["statement"] == "signed" and item["chains"] == [CHAIN]
     assert item["nodes"] == [{"attempt": 1, "nodes": ["n1"], "statement": "signed"}]
-    assert item["recorded"] == {"ledger": SAID["ledger"], "spectral": SAID["spectral"]}
+    recorded = {"conformance": None, "ledger": SAID["ledger"], "spectral": SAID["spectral"]}
+    assert item["recorded"] == recorded
     text = cli("policy", "report", "ruled-7f3a").out
+    assert "null" not in text
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80, "twelve layers are printed below each other"
     assert all(sum(name in line for line in lines) >= 1 for name in LAYERS)

@@ -47,7 +47,7 @@ def outside(view: GovernanceView) -> list[str]:
 def recorded(view: GovernanceView) -> Iterator[tuple[str, str]]:
     """Yield each thing that the checkpoint records besides, by its name, and what it is."""
     for name, value in sorted(view.recorded.items()):
-        if name in _TABULATED:
+        if name in _TABULATED or value is None:
             continue
         try:
             title, words = _WORDS[name]
