@@ -20,7 +20,7 @@ POLICY_CODES: Mapping[str, str] = {
     "P11": "an isolated lane can be reached",
     "P12": "rows of a module are not rows of the batch",
     "P13": "the loss couples sources",
-    "P14": "the data cannot have the twins or canaries",
+    "P14": "the data or the model cannot have the twins or canaries",
     "P15": "a gradient or a weight was changed by something else than accounted passes and steps",
     "P16": "a framework is not governed",
     "P17": "jobs cannot run, or could run elsewhere than, where the policy requires",

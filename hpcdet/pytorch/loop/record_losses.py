@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hpcdet.errors import ConfigError
+from hpcdet.policy.codes import PolicyRefused
 from hpcdet.pytorch.api.callback import takes
 from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.api.trial import PyTorchTrial
@@ -33,7 +33,7 @@ class RecordLosses:
         interrupted: asked after each batch, on every rank equally often: must this stop?
 
     Raises:
-        ConfigError: the trial has neither.
+        PolicyRefused: P14: the trial has neither.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class RecordLosses:
         kind = type(trial)
         self._each = self._metric == _LOSS and kind.losses is not PyTorchTrial.losses
         if not self._each and kind.evaluate_batch is PyTorchTrial.evaluate_batch:
-            raise ConfigError(
+            raise PolicyRefused(
+                "P14",
                 "the trial does not say the loss of each record",
                 where=kind.__name__,
                 hint="define losses(batch), which returns a tensor of the batch's length",
@@ -91,7 +92,8 @@ class RecordLosses:
             losses = self._trial.losses(batch)
             if not isinstance(losses, torch.Tensor) or tuple(losses.shape) != (length,):
                 shape = tuple(losses.shape) if isinstance(losses, torch.Tensor) else losses
-                raise ConfigError(
+                raise PolicyRefused(
+                    "P14",
                     f"losses returned {shape} for {length} records",
                     where=f"{type(self._trial).__name__}.losses",
                     hint="return one number for each record, as with reduction='none'",
@@ -100,7 +102,8 @@ class RecordLosses:
         position = (index,) if self._numbered else ()
         metrics = named(self._trial.evaluate_batch(batch, *position))
         if self._metric not in metrics:
-            raise ConfigError(
+            raise PolicyRefused(
+                "P14",
                 f"evaluate_batch reports no metric {self._metric!r}",
                 where=self._key,
                 hint=f"it has: {', '.join(sorted(metrics)) or 'none'}; or define losses(batch) and "
