@@ -35,7 +35,7 @@ RESUME_CODES: Mapping[str, str] = {
     "G104": "the ledger is not what was written",
     "G105": "the ledger does not hold the checkpoint's record",
     "G106": "steps after the checkpoint are not recorded as rolled back",
-    "G107": "ranks have loaded different governance states",
+    "G107": "ranks have different governance states",
     "G108": "the policy is another one",
     "G109": "the model has other layers",
     "G110": "the policy compiles to other weights, or the config has lost it",

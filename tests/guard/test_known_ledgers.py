@@ -305,3 +305,22 @@ def test_ranks_that_load_different_states_are_found(tmp_path: Path) -> None:
     verdict = attempt.verdict()
     assert verdict is not None and verdict.verdict == "norestart", attempt.log()
     assert "G107" in verdict.error
+
+
+COUNTS = """
+        if os.environ["RANK"] == "1" and batch_idx == 2:
+            self.context.core.governance.guard.exposure.dropped += 1
+        time.sleep("""
+
+
+def test_ranks_that_would_save_different_states_are_found(tmp_path: Path) -> None:
+    """No checkpoint has an account that is one rank's alone."""
+    trial = make(tmp_path / "EXP", 2, policy(), until=9)
+    code = MODEL.replace("\n        time.sleep(", COUNTS)
+    assert code != MODEL
+    (tmp_path / "EXP" / "code" / "model_def.py").write_text(code)
+    attempt = ranks.run(trial, 2)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "norestart", attempt.log()
+    assert "G107: rank 1 is about to save another governance state than rank 0" in verdict.error
+    assert [one.name for one in trial.checkpoints.glob("[0-9]*")] == ["00000000.g1"]

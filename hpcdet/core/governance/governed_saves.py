@@ -176,7 +176,9 @@ class AccountedGovernance(GovernanceContext):
         shared["governance"] = self.state.encode()
         summary = meta["governance"] = self.state.summary()
         if self.fingerprints is not None and not alone:
-            prints = self.fingerprints.take(self._parameters(), [], None, when="always")
+            prints = self.fingerprints.take(
+                self._parameters(), [], None, when="always", state=shared["governance"]
+            )
             # what the loop does with states of optimizers is not known
             summary |= {name: prints[name] for name in ("software", "spectral") if name in prints}
         if self.accounts is None:

@@ -61,8 +61,9 @@ class Fingerprints:
         generators: Any,
         *,
         when: Measured = "if cheap",
+        state: Any = None,
     ) -> State:
-        """Fingerprints for the meta of a checkpoint.
+        """Fingerprints for the meta of a checkpoint, of whose account all ranks are sure.
 
         They are left out where the last ones took longer than the patience, and than a hundredth
         of the time since: how long is counted in time of this thread's processor, which a machine
@@ -73,11 +74,20 @@ class Fingerprints:
             optimizers: their states by name of parameter.
             generators: states of this rank's random numbers; None: each step begins its own.
             when: what patience there is; the same on all ranks.
+            state: of governance, as this rank would save it.
+
+        Raises:
+            GovernanceBroken: G107: ranks would save different ones; raised on all of them.
         """
         found: State = {"software": {"router": code_digest()}}
         begin, since = time.thread_time(), time.monotonic() - self._measured_at
         due = self._took <= max(_PATIENCE_S[when], _SHARE * since)
-        if not self._gather(due)[0]:
+        everyone = self._gather([due, digest(state)])
+        other = next((rank for rank, one in enumerate(everyone) if one[1] != everyone[0][1]), None)
+        if other is not None:
+            what = f"rank {other} is about to save another governance state than rank 0"
+            raise broken("G107", what, hint="look for code that changes it, or counts, on one rank")
+        if not everyone[0][0]:
             return found
         if self._guard.policy.entropy.spectral:
             found["spectral"] = self.spectral(parameters)

@@ -18,7 +18,6 @@ from hpcdet.pytorch.gradients import accumulated
 from hpcdet.pytorch.loop import trial_state
 from hpcdet.pytorch.loop.feeds import Feed
 from hpcdet.pytorch.loop.loop_progress import LoopProgress
-from hpcdet.pytorch.loop.trial_state import State
 from hpcdet.store.trials.manifests import ManifestMeta
 
 if TYPE_CHECKING:  # imported where there is a policy only
@@ -118,7 +117,7 @@ class Saves:
         attest: Attest | None = None
         if governance is not None:
             meta["governance"] = governance.summary() | self._fingerprints(
-                state["optimizers"], private.get("rng"), measured
+                state, private.get("rng"), measured
             )
             attest = self._account(state["governance"], meta["governance"])
         if self.feed.batch is None and (step := context.learning.step) is not None:
@@ -261,13 +260,14 @@ class Saves:
         self._begin_accounts(loaded.manifest, checks)
 
     def _fingerprints(
-        self, optimizers: Sequence[State], generators: Any, measured: Measured
+        self, state: Mapping[str, Any], generators: Any, measured: Measured
     ) -> dict[str, Any]:
         """Fingerprints of what a checkpoint is about to hold."""
         prints = self._context.core.governance.fingerprints
         assert prints is not None
         parameters = trial_state.parameters(self._context)
-        return prints.take(parameters, optimizers, generators, when=measured)
+        optimizers, account = state["optimizers"], state["governance"]
+        return prints.take(parameters, optimizers, generators, when=measured, state=account)
 
     def _compare_fingerprints(self, loaded: LoadedState) -> list[Check]:
         """Compare the restored state with the fingerprints in its checkpoint."""
