@@ -12,6 +12,9 @@ import pytest
 import yaml
 
 from hpcdet.control.requests import commands
+from hpcdet.policy.ledger import records
+from hpcdet.read.governed import recorded_words
+from hpcdet.read.governed.governed_trials import governance
 from hpcdet.read.views import views
 from hpcdet.site import Site
 from hpcdet.store.config import resolved_config
@@ -86,8 +89,19 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 def test_an_attested_node_trains(lab: Lab) -> None:
     lab.nodes.attest(HERE)
-    assert x.run_to_end(lab.submit()).state == "COMPLETED"
+    paths = lab.submit()
+    assert x.run_to_end(paths).state == "COMPLETED"
     assert list(lab.touched.iterdir())
+    # what the node has stated stands in the ledger, and in what each checkpoint signs
+    trial = paths.trial(1)
+    ledger = records.read(1, trial.attempt(1).ledger)
+    assert ledger is not None
+    [stated] = [one.body["nodes"] for one in ledger.records if one.type == "site_attest"]
+    assert [(one["node"], one["level"]) for one in stated] == [(HERE, "signed")]
+    assert stated[0]["digest"].startswith("sha256:") and stated[0]["not_after"]
+    [item] = governance(paths)
+    assert (item.unverified, item.recorded["site"]) == ("", stated)
+    assert dict(recorded_words.recorded(item))["statements of nodes"].startswith(f"{HERE} signed ")
 
 
 def test_workers_claim_nothing_on_a_refused_node_and_a_repaired_one_goes_on(lab: Lab) -> None:

@@ -29,8 +29,10 @@ from hpcdet.policy.ledger.records import AttemptLedger
 from hpcdet.process.console import say
 from hpcdet.store.config.resolved_config import Governance
 from hpcdet.store.folder.attempt_paths import AttemptPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.trials import parents
 from hpcdet.store.trials.parents import Parent
+from hpcdet.train.attempt import node_proof
 from hpcdet.train.attempt.session import Session
 from hpcdet.units import Units
 
@@ -60,10 +62,11 @@ class AttemptAccounts:
         self._changes = len(acts), str(acts[-1]["digest"]) if acts else ""
         self.ledger: TrialLedger | None = None
         self._earlier: list[AttemptLedger] = []
+        experiment = session.place.experiment
+        assert experiment is not None
+        self._nodes = _attested(experiment, session)
         if session.ranks.chief:
             self._earlier = _earlier(session)
-            experiment = session.place.experiment
-            assert experiment is not None
             key = None
             if named.run_key is not None:
                 key = run_keys.load(experiment, named, guard.policy, recorded=decided.at)
@@ -185,6 +188,8 @@ class AttemptAccounts:
             world=self._session.ranks.world,
             cut=_cut(self._earlier),
         )
+        if self._nodes:
+            self.ledger.append("site_attest", nodes=self._nodes)
 
     def admit(
         self,
@@ -249,6 +254,8 @@ class AttemptAccounts:
         self._tell_of_anchors()
         place = self._session.place
         name = place.trial.checkpoint(step, place.attempt.number).name
+        if self._nodes:
+            summary["site"] = self._nodes
         return self.ledger.checkpointed(name, state_root(state), summary)
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
@@ -274,6 +281,19 @@ class AttemptAccounts:
         if self.ledger is not None:
             self.ledger.close()
             self._tell_of_anchors(last=True)
+
+
+def _attested(experiment: ExperimentPaths, session: Session) -> list[dict[str, str]]:
+    """What the nodes of all ranks state, each once; empty where nothing is required of them.
+
+    Raises:
+        GovernanceBroken: G121: this node does not attest any more what it did when it began.
+    """
+    mine = node_proof.require(experiment, session.config)
+    if mine is None:
+        return []
+    everyone = session.peers.allgather(asdict(mine))
+    return [one for _, one in sorted({one["node"]: one for one in everyone}.items())]
 
 
 def _earlier(session: Session) -> list[AttemptLedger]:

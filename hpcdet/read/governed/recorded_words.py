@@ -100,6 +100,13 @@ _WORDS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
         "signatures of the checkpoint",
         lambda value: f"{len(value['signatures'])} (hpcdet ledger verify)",
     ),
+    "site": (
+        "statements of nodes",
+        lambda value: ", ".join(
+            f"{one['node']} {one['level']} {short(one['digest']) if one['digest'] else ''}".strip()
+            for one in value
+        ),
+    ),
     "software": ("code that routes", lambda value: f"digest {short(value['router'])}"),
     "twins": ("twins", lambda value: _kept(value, "withheld")),
 }

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hpcdet.policy import named_policy
 from hpcdet.process.ranks import node_name
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 
+if TYPE_CHECKING:  # most experiments have no policy
+    from hpcdet.policy.statements import VerifiedNode
 
-def require(experiment: ExperimentPaths, config: Resolved) -> None:
+
+def require(experiment: ExperimentPaths, config: Resolved) -> VerifiedNode | None:
     """Verify this node where the experiment's policy requires capabilities of nodes.
 
     Every rank does, as none waits for another one before it imports the user's code.
+
+    Returns:
+        What it has proved; None where nothing is required.
 
     Raises:
         GovernanceBroken: G121: the node does not attest them; or the policy is gone or damaged,
@@ -20,11 +28,10 @@ def require(experiment: ExperimentPaths, config: Resolved) -> None:
     """
     policy = named_policy.require(experiment, config)
     if policy is None:
-        return
-    from hpcdet.policy import statements  # most experiments have no policy
+        return None
+    from hpcdet.policy import statements
     from hpcdet.policy.changes import policy_history
 
     policy = policy_history.on_nodes(policy, experiment, config.governance)
     demand = statements.demand_of(policy, experiment.site)
-    if demand is not None:
-        statements.verify(demand, node_name())
+    return None if demand is None else statements.verify(demand, node_name())
