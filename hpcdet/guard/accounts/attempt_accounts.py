@@ -284,7 +284,7 @@ class AttemptAccounts:
 
 
 def _attested(experiment: ExperimentPaths, session: Session) -> list[dict[str, str]]:
-    """What the nodes of all ranks state, each once; empty where nothing is required of them.
+    """Return what nodes of all ranks state, each once; empty where nothing is required of them.
 
     Raises:
         GovernanceBroken: G121: this node does not attest any more what it did when it began.
