@@ -36,9 +36,18 @@ class Query:
         return self._given.get(name, default)
 
     def words(self, name: str) -> list[str]:
-        """Return values that are given several times, or with commas between them."""
-        given = (part for value in self._given.getlist(name) for part in value.split(","))
-        return [word.strip() for word in given if word.strip()]
+        """Return values that are given several times, or with commas between them.
+
+        Raises:
+            UsageError: there is nothing in one of them.
+        """
+        found: list[str] = []
+        for value in self._given.getlist(name):
+            words = [word.strip() for word in value.split(",") if word.strip()]
+            if not words:
+                raise UsageError("it has no value", where=name, hint="leave it out for all")
+            found += words
+        return found
 
     def number(self, name: str, default: int, most: int) -> int:
         """Return a whole number from 0 to ``most``. Raises UsageError: it is none."""
