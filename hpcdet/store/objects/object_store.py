@@ -24,7 +24,7 @@ _PART = 16 << 20
 """Bytes of one part of an upload, of which a few are in memory at once."""
 _MOST_PARTS = 9000
 _AT_ONCE = 2
-_WAITS = "it is tried again: what is there already stays"
+_WAITS = "it may be tried again: what is there already stays"
 
 
 class ObjectStore:
