@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -75,6 +75,40 @@ class Listing:
     warnings: list[str]
 
 
+@dataclass(frozen=True)
+class Condition:
+    """A condition ``KEY=VALUE``.
+
+    The key is one of the item, or of a hyperparameter, metric or part of the capsule
+    (``optimizer.lr``); lists (``labels``, ``aliases``) have to hold the value.
+
+    Attributes:
+        plain: the value as it was given.
+    """
+
+    key: str
+    value: Any
+    plain: str
+
+    @staticmethod
+    def of(text: str) -> Condition:
+        """Return it. Raises UsageError: it is none."""
+        key, sign, plain = text.partition("=")
+        if not sign or not key:
+            raise UsageError("it is no condition", where=f"--where {text}", hint="KEY=VALUE")
+        try:
+            return Condition(key, yaml12.scalar(plain), plain)
+        except (yaml.YAMLError, ValueError):
+            return Condition(key, plain, plain)
+
+    def fits(self, row: VersionView) -> bool:
+        """True if the version has that value."""
+        found = _value(row, self.key)
+        if isinstance(found, list):
+            return self.plain in found
+        return found is not _NONE and (_same(found, self.value) or found == self.plain)
+
+
 def view(of: Version) -> VersionView:
     """Return a version as it is printed. Raises IntegrityError: its record is damaged."""
     record, standing, model = of.record, of.standing, of.model
@@ -112,10 +146,12 @@ def versions(registry: Path, name: str, archived: bool = True) -> Listing:
     return _listed(registered_models.model(registry, name), archived)
 
 
-def newest(
-    registry: Path, archived: bool = False, fits: Callable[[VersionView], bool] = lambda _: True
-) -> Listing:
-    """Return the newest version of each model that fits, by the models' names."""
+def newest(registry: Path, archived: bool = False, conditions: Sequence[Condition] = ()) -> Listing:
+    """Return the newest version of each model that fits, by the models' names.
+
+    Raises:
+        UsageError: as ``fitting``.
+    """
     found: list[VersionView] = []
     warnings: list[str] = []
     for name in registered_models.names(registry):
@@ -127,8 +163,9 @@ def newest(
             warnings.append(_left_out(name, error))
             continue
         warnings += listed.warnings
-        found += [one for one in listed.items if fits(one)][-1:]
-    return Listing(found, warnings)
+        found += listed.items
+    by_model = {row.model: row for row in fitting(found, conditions)}
+    return Listing([*by_model.values()], warnings)
 
 
 def _listed(model: RegisteredModel, archived: bool) -> Listing:
@@ -149,30 +186,16 @@ def _left_out(name: str, error: HpcdetError | OSError) -> str:
     return f"{name} is left out: {where}: {what}"
 
 
-def condition(text: str) -> Callable[[VersionView], bool]:
-    """Return the test of a condition ``KEY=VALUE``.
-
-    The key is one of the item, or of a hyperparameter, metric or part of the capsule
-    (``optimizer.lr``); lists (``labels``, ``aliases``) have to hold the value.
+def fitting(rows: Sequence[VersionView], conditions: Sequence[Condition]) -> list[VersionView]:
+    """Return the versions that all conditions fit.
 
     Raises:
-        UsageError: it is no condition.
+        UsageError: no version has a key that is asked for.
     """
-    key, sign, plain = text.partition("=")
-    if not sign or not key:
-        raise UsageError("it is no condition", where=f"--where {text}", hint="KEY=VALUE")
-    try:
-        value = yaml12.scalar(plain)
-    except (yaml.YAMLError, ValueError):
-        value = plain
-
-    def fits(row: VersionView) -> bool:
-        found = _value(row, key)
-        if isinstance(found, list):
-            return plain in found
-        return found is not _NONE and (_same(found, value) or found == plain)
-
-    return fits
+    for one in conditions:
+        if rows and all(_value(row, one.key) is _NONE for row in rows):
+            raise _no_value(one.key, "--where", rows)
+    return [row for row in rows if all(one.fits(row) for one in conditions)]
 
 
 _NONE = object()
@@ -184,10 +207,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def _value(row: VersionView, key: str) -> Any:
     """Return the value of a key of an item; ``_NONE`` if it has none."""
-    encoded = items.encode(row)
-    if key in encoded:
-        return encoded[key]
-    for part in (row.hyperparameters, row.metrics, row.capsule):
+    for part in (items.encode(row), row.hyperparameters, row.metrics, row.capsule):
         found = _within(part, key)
         if found is not _NONE:
             return found
@@ -216,8 +236,7 @@ def ordered(rows: Iterable[VersionView], key: str) -> list[VersionView]:
     values = [(_value(row, name), row) for row in rows]
     has = [(_order(one), row) for one, row in values if one not in (_NONE, None, "NaN")]
     if rows and not has:
-        hint = f"metrics: {', '.join(_metrics(rows)) or 'none'}; or a key of -o json"
-        raise UsageError(f"no version has a value of {name}", where="--sort", hint=hint)
+        raise _no_value(name, "--sort", rows)
     has.sort(key=lambda pair: pair[0], reverse=key.startswith(_DOWN))
     without = [row for one, row in values if one in (_NONE, None, "NaN")]
     return [*(row for _, row in has), *without]
@@ -229,8 +248,10 @@ def _order(value: Any) -> tuple[bool, float, str]:
     return (False, number, "") if number is not None else (True, 0.0, items.text(value))
 
 
-def _metrics(rows: Sequence[VersionView]) -> list[str]:
-    return sorted({name for row in rows for name in row.metrics})
+def _no_value(key: str, where: str, rows: Sequence[VersionView]) -> UsageError:
+    known = sorted({name for row in rows for name in (*row.metrics, *row.hyperparameters)})
+    hint = f"there are: {', '.join(known) or 'none'}; or a key of -o json"
+    return UsageError(f"no version has a value of {key}", where=where, hint=hint)
 
 
 def best(

@@ -105,7 +105,11 @@ def test_what_people_are_shown(cli: Cli, built: Builder) -> None:
     out = cli("registry", "show", "digits").out
     for word in ("model:digits:1", "digits-7f3a/1, step 20", "searcher.begin_from=model:digits:1"):
         assert word in out
-    assert cli("registry", "ls").out.splitlines()[1].split()[:2] == ["digits", "1"]
+    listed = cli("registry", "ls").out
+    assert listed.splitlines()[1].split()[:2] == ["digits", "1"]
+    assert "accuracy=0.8" in listed and "validation_loss=0.2" in listed, "no value is cut off"
+    assert max(map(len, listed.splitlines())) <= 80
+    assert "no model that fits in" in cli("registry", "ls", "--where", "hidden=99").err
     assert cli("registry", "ls", "--no-header", "--fields", "id,by").out.split()[0] == (
         "model:digits:1"
     )
@@ -151,6 +155,8 @@ BAD = [
     (2, "registry archive known@kept"),
     (2, "registry ls --sort f1"),
     (2, "registry ls --where nonsense"),
+    (2, "registry ls --where nonsense=1"),
+    (2, "registry versions known --where nonsense=1"),
     (2, "registry ls --fields nonsense"),
     (2, "registry add known digits-7f3a --best --fields nonsense"),
     (2, "registry best known --metric accuracy"),
@@ -201,8 +207,8 @@ def test_damage_is_exit_9(cli: Cli, built: Builder) -> None:
     ]
     flip(folder.parents[3] / "version.json")
     assert "written" in cli("registry", "show", "digits:1", code=9).err
-    ran = cli("registry", "versions", "digits")
-    assert "warning: digits:1 is left out" in ran.err and len(ran.out.splitlines()) == 2
+    ran = cli("registry", "versions", "digits", "-o", "id")
+    assert "warning: digits:1 is left out" in ran.err and ran.out == "model:digits:2\n"
 
 
 def test_a_registry_that_cannot_be_written(

@@ -27,6 +27,7 @@ from hpcdet.registry import (
 )
 from hpcdet.registry.model_names import ModelReference, reference
 from hpcdet.registry.version_check import all_of, check
+from hpcdet.registry.version_views import Condition
 from hpcdet.store.config import resolved_config
 from hpcdet.store.fs import files as stored
 from tests import TOP, disks
@@ -286,16 +287,20 @@ def test_lists_are_sorted_and_filtered_by_what_is_recorded(whole: Builder, regis
     rows = version_views.versions(registry, "digits").items
 
     def fit(text: str) -> list[int]:
-        return [row.version for row in rows if version_views.condition(text)(row)]
+        return [row.version for row in version_views.fitting(rows, [Condition.of(text)])]
 
     registry_changes.label(registry, reference("digits:1"), ["paper"])
     rows = version_views.versions(registry, "digits").items
     assert (fit("hidden=32"), fit("optimizer.lr=0.1"), fit("hidden=33")) == ([1, 2], [1, 2, 3], [3])
     assert (fit("labels=paper"), fit("step=10"), fit("validation_loss=0.2")) == ([1], [1], [2])
-    assert (fit("bias=false"), fit("bias=0"), fit("nothing=1")) == ([1, 2, 3], [], [])
+    assert (fit("hyperparameters.hidden=33"), fit("metrics.validation_loss=0.2")) == ([3], [2])
+    assert (fit("bias=false"), fit("bias=0")) == ([1, 2, 3], [])
     for text in ("hidden", "=3"):
         with pytest.raises(UsageError, match="no condition"):
-            version_views.condition(text)
+            Condition.of(text)
+    with pytest.raises(UsageError, match="no version has a value of hiden") as told:
+        version_views.newest(registry, conditions=[Condition.of("hiden=33")])
+    assert "accuracy, bias, hidden, optimizer, validation_loss" in told.value.hint
 
     def order(key: str) -> list[int]:
         return [row.version for row in version_views.ordered(rows, key)]

@@ -21,7 +21,7 @@ from hpcdet.registry import model_names, registered_models, version_files, versi
 from hpcdet.registry.model_names import ModelReference
 from hpcdet.registry.registered_models import folder_of
 from hpcdet.registry.version_check import VersionCheckView, all_of, check, everything
-from hpcdet.registry.version_views import VersionView
+from hpcdet.registry.version_views import Condition, VersionView
 from hpcdet.store.fs import files
 
 _CHECKED = (
@@ -73,12 +73,10 @@ def ls(out: Output, sort: str, wheres: Sequence[str], archived: bool) -> None:
     Examples: hpcdet registry ls --sort -accuracy --where hidden=64
               hpcdet registry ls --where labels=paper -o json
     """
-    tests = [version_views.condition(one) for one in wheres]
-    found = version_views.newest(
-        settings().registry, archived, lambda row: all(fits(row) for fits in tests)
-    )
+    conditions = [Condition.of(one) for one in wheres]
+    found = version_views.newest(settings().registry, archived, conditions)
     rows = version_views.ordered(found.items, sort) if sort else found.items
-    empty = f"no models in {settings().registry}"
+    empty = f"no model{' that fits' if wheres else 's'} in {settings().registry}"
     out.emit(rows, COLUMNS, warnings=found.warnings, empty=empty)
 
 
@@ -92,9 +90,9 @@ def versions(out: Output, model: str, sort: str, wheres: Sequence[str]) -> None:
     \b
     Example: hpcdet registry versions digits --sort validation_loss
     """
-    tests = [version_views.condition(one) for one in wheres]
+    conditions = [Condition.of(one) for one in wheres]
     found = version_views.versions(settings().registry, model)
-    rows = [row for row in found.items if all(fits(row) for fits in tests)]
+    rows = version_views.fitting(found.items, conditions)
     rows = version_views.ordered(rows, sort) if sort else rows
     out.emit(rows, COLUMNS[1:], warnings=found.warnings, empty="no version fits")
 
