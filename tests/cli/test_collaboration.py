@@ -39,6 +39,8 @@ def test_a_name_is_changed_after_the_end_and_everywhere(cli: Cli, swept: Builder
     [status] = cli("status", "digits", "-o", "json").items
     assert named.items() <= status.items()
     assert "Ten digits, project lab/vision: yes: a=b" in cli("status", "digits").out
+    assert "no experiment that fits in" in cli("ls", "--project", "other").err
+    assert "no trial that fits in" in cli("ls", "--trials", "--user", "eve").err
     [shown] = cli("show", "digits", "-o", "json").items
     assert named.items() <= shown.items()
     assert (shown["config"]["name"], shown["config"]["project"]) == ("Ten digits", "vision")
@@ -64,6 +66,13 @@ def test_former_names_stay_on_record_with_author_and_time(cli: Cli, swept: Build
     assert all(row["time"] and user in row["text"] for row in named)
     page = render(gather(swept.paths), 1e9, ReportOptions(format="json", anonymous=True))
     assert not any(word in page for word in ("zebra", "gecko", "okapi", "digits-7f3a"))
+
+
+def test_what_was_set_is_shown_whole_in_80_columns(cli: Cli, swept: Builder) -> None:
+    long = "a description of which no word may be lost, however narrow the terminal is"
+    lines = cli("set", "digits", f"description={long}").out.splitlines()
+    assert max(map(len, lines)) <= 80 and lines[1].startswith("digits-7f3a ")
+    assert long in " ".join(" ".join(lines).split())
 
 
 def test_a_note_has_its_author_and_time(cli: Cli, swept: Builder) -> None:

@@ -10,7 +10,7 @@ from hpcdet.cli.frame.settings import settings
 from hpcdet.errors import HpcdetError, PartialSuccess, refused
 from hpcdet.read.lookup import find
 
-COLUMNS = (Column("ID", "id"), Column("OK", "ok"), Column("WHAT", "what", cut=False))
+COLUMNS = (Column("ID", "id"), Column("OK", "ok", cut=False), Column("WHAT", "what", fold=True))
 
 
 @dataclass(frozen=True)

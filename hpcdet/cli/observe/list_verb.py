@@ -50,7 +50,8 @@ def ls_command(
     oldest = moment(since) if since else ""
     filters = Filters(state, tag, user, project, oldest)
     rows, warnings = listed(settings().root, filters, trials=trials, sort=sort, limit=limit)
-    empty = f"no {'trials' if trials else 'experiments'} in {settings().root}"
+    one = "trial" if trials else "experiment"
+    empty = f"no {one}{'s' if filters == Filters() else ' that fits'} in {settings().root}"
     columns: Sequence[Column] = LS
     if trials:
         from hpcdet.cli.observe import trial_table
