@@ -19,6 +19,7 @@ from hpcdet.jobs.create import provenance
 from hpcdet.jobs.repeat import repetition, restored_data, restored_packages
 from hpcdet.read.capsule import factors
 from hpcdet.read.capsule.factors import FACTORS
+from hpcdet.read.capsule.recorded import Capsule
 from hpcdet.read.lookup import find
 from hpcdet.store.config import numerics
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -175,6 +176,20 @@ def test_packages_and_machine_are_those_that_the_attempt_recorded(past: Past) ->
     assert "numpy=0.1" in row["then"] and f"numpy={provenance.packages()['numpy']}" in row["now"]
 
 
+def test_packages_that_are_taken_as_they_are_now_are_said_to_be_others(
+    past: Past, tmp_path: Path
+) -> None:
+    capsule = Capsule.of(find.reference(past.submit(), past.cli.root))
+    made = repetition.restore(capsule, (), tmp_path, lock=False).packages
+    assert made is not None and not made.unrestored, "nothing has changed"
+    then = {**provenance.packages(), "numpy": "0.1", **{f"gone-{n}": "3" for n in range(9)}}
+    made = restored_packages.as_now(then, "3.1.0")
+    [python, packages] = made.unrestored
+    assert made.python == "" and python.startswith("python 3.1.0: ")
+    assert packages.startswith("packages: gone-0 3 (now not there), gone-1 3")
+    assert packages.endswith(", 4 more")
+
+
 def test_all_of_them_at_once_and_what_a_command_line_said(past: Past) -> None:
     id = past.submit("--set", "hyperparameters.lr=0.5", "--set", "resources.cpus_per_slot=2")
     grown(past)
@@ -312,8 +327,6 @@ def test_recorded_files_that_are_gone_or_changed_end_with_9(past: Past) -> None:
 def test_only_the_recorded_files_are_seen_where_others_were_added(
     past: Past, tmp_path: Path
 ) -> None:
-    from hpcdet.read.capsule.recorded import Capsule
-
     capsule = Capsule.of(find.reference(past.submit(), past.cli.root))
     assert capsule.data is not None
     [same] = restored_data.restore(capsule.data, (), tmp_path)

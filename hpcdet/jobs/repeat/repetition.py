@@ -48,7 +48,7 @@ class Restored:
     Attributes:
         code: the snapshot, verified.
         data: the recorded files alone; None where none were recorded.
-        packages: an interpreter that has them; None where those of now are to do.
+        packages: an interpreter that has them, or is to do; None where an image has them.
     """
 
     code: Sequence[SnapshotEntry]
@@ -134,7 +134,7 @@ def restore(
 
     Args:
         now: where ``data.paths`` leads now.
-        lock: also the packages.
+        lock: also the packages; else those of this interpreter have to do.
 
     Raises:
         IntegrityError: something recorded is gone or has changed.
@@ -144,8 +144,11 @@ def restore(
     if capsule.data is not None:
         data = restored_data.restore(capsule.data, now, root, watch)
     packages = None
-    if lock and capsule.config.environment.image is None:
-        packages = _packages(capsule, root)
+    if capsule.config.environment.image is None:
+        if lock:
+            packages = _packages(capsule, root)
+        else:
+            packages = restored_packages.as_now(capsule.packages, capsule.python)
     return Restored(code, data, packages)
 
 

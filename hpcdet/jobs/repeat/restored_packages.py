@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hpcdet.errors import IntegrityError, Unavailable
 from hpcdet.jobs.create import provenance
+from hpcdet.read.capsule.factors import differing
 from hpcdet.schedulers.common import processes
 from hpcdet.store.folder import trust
 from hpcdet.store.fs import files
@@ -73,6 +74,19 @@ def restore(recorded: Mapping[str, str], version: str, root: Path) -> RestoredPa
     for mine in (root / FOLDER.parts[0], root / FOLDER, place, python.parent):
         trust.refuse_writable_by_others(mine, "environment")
     return RestoredPackages(str(python), missing, lacking)
+
+
+def as_now(recorded: Mapping[str, str], version: str) -> RestoredPackages:
+    """Return this interpreter as it is; what it has in another version is not restored."""
+    here = provenance.packages()
+    names = [name for name in differing(recorded, here) if name != OURS]
+    shown = [
+        f"{name} {recorded.get(name, 'not there')} (now {here.get(name, 'not there')})"
+        for name in names[:_SAID]
+    ]
+    more = [f"{len(names) - _SAID} more"] if len(names) > _SAID else []
+    lacking = [f"packages: {', '.join(shown + more)}"] if names else []
+    return RestoredPackages(unrestored=[*_unrestored(recorded, here, version), *lacking])
 
 
 def _named(name: str, version: str) -> str:
