@@ -20,6 +20,7 @@ from hpcdet.cli import main
 from hpcdet.read.lookup import find
 from tests.builders import Builder
 from tests.commands import Cli
+from tests.registry.models import trained
 
 ABSENT = "nobody-0000"
 NAMES = re.compile(r"\b(ID|EXP|MODEL|TASK)\b|^[AB]$")
@@ -233,3 +234,21 @@ def test_onto_a_full_disk(
         whole = tmp_path / file.relative_to(small)
         assert file.is_dir() or file.read_bytes() == whole.read_bytes(), file
     assert {one.name for one in small.iterdir()} <= {"filling", "made"}
+
+
+@pytest.mark.parametrize("words", ["export {} mlflow --to", "export {} optuna --to"])
+def test_into_a_store_on_a_full_disk(cli: Cli, swept: Builder, small: Path, words: str) -> None:
+    (small / "filling").write_bytes(bytes((1 << 20) - 8192))
+    ran = cli(*words.format(swept.paths.id).split(), small / "made.db", code=5)
+    told = [line for line in ran.err.splitlines() if line.startswith("error: ")]
+    assert len(told) == 1 and told[0].endswith("database or disk is full")
+    assert "SQL:" not in ran.err
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors", "hdf5"])
+def test_weights_onto_a_full_disk(cli: Cli, small: Path, form: str) -> None:
+    trained(cli.root / "digits-7f3a")
+    (small / "filling").write_bytes(bytes(1 << 20))
+    said = ("ckpt", "export", "digits-7f3a/1", "--best", "--format", form, "-o", small / "made")
+    assert "No space left on device" in cli(*said, code=5).err
+    assert [one.name for one in small.iterdir()] == ["filling"]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 
-from hpcdet.errors import UsageError
+from hpcdet.errors import Unavailable, UsageError
 from hpcdet.interop.formats import mlflow_runs, optuna_study, wandb_runs
 from hpcdet.interop.formats.exported import epoch
 from hpcdet.read.experiment import series
@@ -177,23 +175,6 @@ def test_a_study_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 # -- Weights & Biases --------------------------------------------------------------------------
 
 
-def records(file: Path) -> Iterator[Any]:
-    """The records of a ``.wandb`` file: LevelDB's log format, after a header of 7 bytes."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, at, whole = file.read_bytes(), 7, b""
-    while at < len(data):
-        if 32768 - at % 32768 < 7:
-            at += 32768 - at % 32768
-            continue
-        length, kind = struct.unpack_from("<HB", data, at + 4)
-        whole += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # whole, or the last part of one
-            yield wandb_internal_pb2.Record.FromString(whole)
-            whole = b""
-
-
 def wandb_file(folder: Path) -> Path:
     [file] = folder.glob("run-*.wandb")
     return file
@@ -202,7 +183,7 @@ def wandb_file(folder: Path) -> Path:
 def history(folder: Path) -> dict[int, dict[str, Any]]:
     """By step, the row of a run's history."""
     found: dict[int, dict[str, Any]] = {}
-    for record in records(wandb_file(folder)):
+    for record in wandb_runs.records(wandb_file(folder)):
         if record.WhichOneof("record_type") == "history":
             items = record.history.item
             row = {(i.key or "/".join(i.nested_key)): json.loads(i.value_json) for i in items}
@@ -231,14 +212,35 @@ def test_wandb_has_an_offline_run_for_each_trial(built: Builder, tmp_path: Path)
             kept = {k: v for k, v in row.items() if k not in ("_step", "_runtime", "_wandb")}
             told[trial, step] = {k: v if v == v else "NaN" for k, v in kept.items()}
     assert told == {key: infinite(row) for key, row in want.items()}
-    run = next(one.run for one in records(wandb_file(folder / runs[0])) if one.HasField("run"))
+    of_run = {name: [*wandb_runs.records(wandb_file(folder / name))] for name in runs}
+    run = next(one.run for one in of_run[runs[0]] if one.HasField("run"))
     config = {one.key: json.loads(one.value_json) for one in run.config.update}
     first = views.trials(built.paths)[0]
     assert config["hidden"] == 16 and config["hpcdet"]["start"] == first.start
     assert (run.run_id, run.run_group) == ("digits-7f3a-1", "digits-7f3a")
-    ends = [one.exit.exit_code for name in runs for one in records(wandb_file(folder / name))
-            if one.HasField("exit")]  # fmt: skip
+    ends = [one.exit.exit_code for each in of_run.values() for one in each if one.HasField("exit")]
     assert ends == [0, 0, 1, 0]  # trial 3 failed; the search stopped trial 4, which is no failure
+
+
+def test_a_run_that_wandb_could_not_write_whole_replaces_none(
+    built: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk, of which wandb says nothing but in its own log."""
+    folder = wandb_runs.export(exported(built.paths), str(tmp_path))
+    before = {path: path.read_bytes() for path in folder.glob("*/*.wandb")}
+    [first, *_] = sorted(before)
+    steps = len(history(first.parent))
+    assert wandb_runs._is_whole(first, steps) and not wandb_runs._is_whole(first, steps + 1)
+    for size in range(0, len(before[first]), 97):
+        cut = tmp_path / "cut.wandb"
+        cut.write_bytes(before[first][:size])
+        assert not wandb_runs._is_whole(cut, steps), size
+    write = wandb_runs._write
+    monkeypatch.setattr(wandb_runs, "_write", lambda *words: write(*words) + 1)
+    with pytest.raises(Unavailable, match="did not write all of digits-7f3a-1"):
+        wandb_runs.export(exported(built.paths), str(tmp_path))
+    assert {path: path.read_bytes() for path in folder.glob("*/*.wandb")} == before
+    assert not [*tmp_path.glob(".hpcdet-*")]
 
 
 def infinite(row: dict[str, Any]) -> dict[str, Any]:

@@ -224,8 +224,14 @@ def _write_tensors(
 
 
 def _write_pt(target: Path, value: Any) -> None:
-    with _Beside(target) as temporary:
-        torch.save(value, temporary)
+    with _Beside(target) as temporary, temporary.open("wb") as file:
+        try:
+            torch.save(value, file)
+        except RuntimeError as error:
+            # behind a write that failed, the writer of the archive fails once more at its end
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def _write_hdf5(

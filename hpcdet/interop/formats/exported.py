@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcdet.errors import UsageError
+from hpcdet.errors import Unavailable, UsageError
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 from hpcdet.read.views import checkpoints, views
@@ -72,6 +72,12 @@ class ExperimentExport:
         for done, trial in enumerate(trials):
             self.at(done / len(trials))
             yield trial, (row for row in series.of_trial(trial) if not row["superseded"])
+
+
+def refused(program: str, error: Exception, to: str) -> Unavailable:
+    """Return the error of a store that does not take it: the first line of what it says."""
+    said = str(getattr(error, "orig", None) or error).strip()
+    return Unavailable(f"{program}: {said.partition(chr(10))[0] or type(error).__name__}", where=to)
 
 
 def number(value: Any) -> float | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcdet import __version__
-from hpcdet.errors import Unavailable, UsageError
+from hpcdet.errors import UsageError
 from hpcdet.interop.formats import exported
 from hpcdet.interop.formats.exported import ExperimentExport, batches, epoch, flat
 from hpcdet.interop.formats.exported_tables import as_json
@@ -61,6 +61,7 @@ def export(what: ExperimentExport, to: str) -> str:
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
+    from sqlalchemy.exc import SQLAlchemyError
 
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -71,8 +72,8 @@ def export(what: ExperimentExport, to: str) -> str:
         known = {run.data.tags.get(ID, ""): run for run in _runs(client, where)}
         for trial, points in what.each_trial():
             _Trial(client, where, what, trial).write(points, known.get(f"{what.id}/{trial.number}"))
-    except MlflowException as error:
-        raise Unavailable(f"MLflow: {error.message}", where=to) from error
+    except (MlflowException, SQLAlchemyError) as error:
+        raise exported.refused("MLflow", error, to) from error
     return address
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpcdet.errors import Unavailable, UsageError
+from hpcdet.errors import UsageError
 from hpcdet.interop.formats import exported
 from hpcdet.interop.formats.exported import ExperimentExport, epoch
 from hpcdet.interop.formats.exported_tables import as_json
@@ -78,7 +78,7 @@ def export(what: ExperimentExport, to: str) -> str:
             what.at(done / len(wanted))
             study.add_trial(trial)
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        raise Unavailable(f"Optuna: {error}", where=to) from error
+        raise exported.refused("Optuna", error, to) from error
     return address
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
 import shutil
+import struct
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
@@ -22,6 +26,9 @@ from hpcdet.store.fs import files
 
 _RUNS = "wandb"
 """The folder that ``wandb sync --sync-all`` looks into."""
+_BLOCK, _IDENT = 32768, 7
+_WHOLE, _LAST = 1, 4
+"""Kinds of pieces behind which a record ends."""
 
 
 def export(what: ExperimentExport, to: str) -> Path:
@@ -37,21 +44,65 @@ def export(what: ExperimentExport, to: str) -> Path:
 
     Raises:
         ImportError: there is no wandb.
-        Unavailable: wandb does not write it.
+        Unavailable: wandb does not write it, or not all of it.
     """
-    import wandb  # noqa: F401  # before anything is written
+    import wandb  # before anything is written
 
     folder = Path(to) / _RUNS
     files.make_folder(folder)
-    with tempfile.TemporaryDirectory(prefix=".hpcdet-", dir=to) as temporary:
+    steps: dict[str, int] = {}
+    with tempfile.TemporaryDirectory(prefix=".hpcdet-", dir=to) as temporary, _logging_quietly():
         for trial, points in what.each_trial():
             run = re.sub(r"[^A-Za-z0-9_-]", "_", f"{what.id}-{trial.number}")
-            _write(what, trial, points, run, Path(temporary))
-            made = [*(Path(temporary) / _RUNS).glob(f"offline-run-*-{run}")]
-            if len(made) != 1:
-                raise Unavailable("wandb has written no run", where=str(folder))
-            _replace(made[0], folder, run)
+            steps[run] = _write(what, trial, points, run, Path(temporary))
+        wandb.teardown()  # what it has in memory still is written before this returns
+        made = {run: [*(Path(temporary) / _RUNS).glob(f"offline-run-*-{run}")] for run in steps}
+        for run, found in made.items():
+            if len(found) != 1 or not _is_whole(found[0] / f"run-{run}.wandb", steps[run]):
+                hint = "df -h says if a disk is full"
+                raise Unavailable(f"wandb did not write all of {run}", where=str(folder), hint=hint)
+        for run, found in made.items():
+            _replace(found[0], folder, run)
     return folder
+
+
+@contextlib.contextmanager
+def _logging_quietly() -> Iterator[None]:
+    """Let nothing be printed of what wandb cannot write into its own logs."""
+    before, logging.raiseExceptions = logging.raiseExceptions, False
+    try:
+        yield
+    finally:
+        logging.raiseExceptions = before
+
+
+def _is_whole(file: Path, steps: int) -> bool:
+    """True if a run's file has so many steps, and its end: wandb logs what it cannot write."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        kinds = Counter(record.WhichOneof("record_type") for record in records(file))
+    except (OSError, DecodeError):
+        return False
+    return kinds["history"] == steps and kinds["exit"] == 1
+
+
+def records(file: Path) -> Iterator[Any]:
+    """Yield the records of a run's file: LevelDB's log, behind a header."""
+    from wandb.proto import wandb_internal_pb2
+
+    whole = b""
+    with file.open("rb") as source:
+        at = _IDENT
+        while block := source.read(_BLOCK):
+            while at + 7 <= len(block):
+                length, kind = struct.unpack_from("<HB", block, at + 4)
+                whole += block[at + 7 : at + 7 + length]
+                at += 7 + length
+                if kind in (_WHOLE, _LAST):
+                    yield wandb_internal_pb2.Record.FromString(whole)  # type: ignore[attr-defined]
+                    whole = b""
+            at = 0
 
 
 def _write(
@@ -60,7 +111,8 @@ def _write(
     points: Iterable[series.Row],
     run: str,
     folder: Path,
-) -> None:
+) -> int:
+    """Write a trial's run; returns how many steps it has."""
     import wandb
 
     row = what.row(trial.number)
@@ -97,10 +149,13 @@ def _write(
         },
         settings=settings,
     )
+    steps = 0
     for step, values in _history(points):
         made.log(values, step=step)
+        steps += 1
     made.summary["hpcdet.state"] = row.state
     made.finish(exit_code=int(row.state in ("ERROR", "CANCELED")))
+    return steps
 
 
 def _history(points: Iterable[series.Row]) -> Iterator[tuple[int, dict[str, Any]]]:
