@@ -196,21 +196,54 @@ def test_hostile_names_are_only_text(page: webdriver.Chrome, tmp_path: Path) -> 
     assert ask(page, "window.hit === undefined")
 
 
+CUT_OFF = """
+const scrolls = e => e && (['auto', 'scroll'].includes(getComputedStyle(e).overflowX)
+    || scrolls(e.parentElement));
+const outside = (inner, outer) => inner.width && (inner.right > outer.right + 1
+    || inner.left < outer.left - 1);
+const screen = {left: 0, right: innerWidth};
+const hides = (e, side) => ['hidden', 'clip'].includes(getComputedStyle(e)['overflow' + side]);
+const cut = e => hides(e, 'X') && e.scrollWidth > e.clientWidth + 1
+    || hides(e, 'Y') && e.scrollHeight > e.clientHeight + 1
+    || !scrolls(e.parentElement) && outside(e.getBoundingClientRect(), screen);
+const html = [...document.querySelectorAll('body *:not(svg *, .plot *)')].filter(cut);
+const labels = [...document.querySelectorAll('svg text')].filter(
+    e => outside(e.getBoundingClientRect(), e.ownerSVGElement.getBoundingClientRect()));
+return [...html, ...labels].map(e => e.outerHTML.slice(0, 120));
+"""
+"""What no scrolling brings into sight."""
+
+
+def narrow(page: webdriver.Chrome, width: int) -> None:
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+@pytest.mark.parametrize("scripts", [True, False])
 @pytest.mark.parametrize("width", [320, 390, 1280])
-def test_it_fits_the_screen(page: webdriver.Chrome, tmp_path: Path, width: int) -> None:
+def test_it_fits_the_screen(
+    page: webdriver.Chrome, searched: str, tmp_path: Path, width: int, scripts: bool
+) -> None:
     built = sweep(tmp_path / "digits-7f3a")
     built.trial(**{"a_hyperparameter_of_a_very_long_name" * 3: "x" * 200})
-    page.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False},
+    narrow(page, width)
+    for address in (searched, report.write(built.paths).as_uri()):
+        page.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripts})
+        page.get(address)
+        if scripts:
+            ready(page)
+        page.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+        assert ask(page, "innerWidth") == width
+        for shut in (True, False):
+            if not shut:
+                ask(page, "document.querySelectorAll('details').forEach(e => { e.open = true })")
+            assert ask(page, "document.documentElement.scrollWidth") <= width
+            assert page.execute_script(CUT_OFF) == []
+    page.execute_script(
+        "const p = document.body.appendChild(document.createElement('p')); p.textContent = 'words';"
+        "Object.assign(p.style, {overflow: 'hidden', width: '9px'})"
     )
-    show(page, built)
-    ready(page)
-    assert ask(page, "innerWidth") == width
-    assert ask(page, "document.documentElement.scrollWidth") <= width
-    for element in page.find_elements(By.CSS_SELECTOR, "details"):
-        page.execute_script("arguments[0].open = true", element)
-    assert ask(page, "document.documentElement.scrollWidth") <= width
+    assert len(page.execute_script(CUT_OFF)) == 1, "what is cut off is found"
 
 
 def test_dark_screens_get_a_dark_page(page: webdriver.Chrome, tmp_path: Path) -> None:

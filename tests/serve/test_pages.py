@@ -18,10 +18,12 @@ from hpcdet.registry.model_names import ModelReference
 from hpcdet.store.decisions import lease
 from tests.builders import Builder, put, sweep
 from tests.read.test_report_browser import (
+    CUT_OFF,
     HOSTILE,
     broken,
     browser,
     in_colours,
+    narrow,
     page,
     pytestmark,
     ready,
@@ -166,6 +168,21 @@ def test_a_saved_page_is_whole_and_asks_nobody(page: webdriver.Chrome, tmp_path:
         page.execute_async_script(looks)
         assert page.execute_script("return document.body.className") == "", address
         assert page.get_log("browser") == [], address
+
+
+def test_pages_fit_a_small_screen(page: webdriver.Chrome, tmp_path: Path) -> None:
+    sweep(tmp_path / "digits-7f3a")
+    sweep(tmp_path / "digits-91c0")
+    narrow(page, 390)
+    with serving(tmp_path, "--port", "0") as served:
+        host = f"http://localhost:{served.told['port']}"
+        page.get(f"{host}/?token={served.told['token']}")
+        for address in PAGES:
+            page.get(f"{host}{address}")
+            if address == "/e/digits-7f3a":
+                ready(page)
+            assert page.execute_script("return document.documentElement.scrollWidth") <= 390
+            assert page.execute_script(CUT_OFF) == [], address
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
