@@ -287,7 +287,9 @@ def _page_rows(folder: Path, large: ExperimentPaths) -> list[results.Row]:
             said = f"report of {about}, {megabytes:.1f} MB, in Chromium: {what}"
             row = results.row(said, seconds, "processor, all", cost.processor, goal)
             rows.append({**row, "megabytes": megabytes, "met": row["met"] and megabytes <= 10})
-    return rows
+    seconds = live_view.news(folder / "news")
+    said = "from a metric's record until the page that shows it is drawn"
+    return [*rows, results.row(said, seconds, "it asks every", [5.0], 7.0)]
 
 
 def _server_rows(paths: ExperimentPaths, cache: Path) -> list[results.Row]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.builders import Builder
 from tests.read.test_report_browser import CHROMIUM, DRIVER, FLAGS
 from tests.serve.conftest import Served, serving
 
@@ -142,6 +143,37 @@ def served(root: Path, id: str, cache: Path, times: int) -> ServerCost:
         time.sleep(_IDLE_S)
         idle = (_used(server.process.pid) - before) / _IDLE_S
         return ServerCost(answers, _peak(server.process.pid), idle)
+
+
+def news(root: Path) -> list[float]:
+    """Seconds by the clock from each of seven metrics being recorded until an open page shows it.
+
+    Each is recorded as soon as the one before is drawn, which is when the page has just asked.
+    """
+    attempt = Builder(root / "live-0000").trial().attempt()
+    found = []
+    with (
+        tempfile.TemporaryDirectory() as home,
+        _browser(Path(home)) as driver,
+        serving(root, "--port", "0") as server,
+    ):
+        token = server.told["token"]
+        driver.get(f"http://localhost:{server.told['port']}/e/live-0000?token={token}")
+        for eighth in range(8, 0, -1):
+            begun = time.monotonic()
+            attempt.metrics("validation", 9 - eighth, validation_loss=eighth / 8)
+            while not driver.execute_script(_SHOWS, f"{eighth / 8:g}"):
+                if time.monotonic() - begun > _MOST_S:
+                    raise TimeoutError(f"a metric is not drawn after {_MOST_S} s")
+                time.sleep(0.05)
+            found.append(time.monotonic() - begun)
+    return found[1:]
+
+
+_SHOWS = """
+const numbers = document.querySelector("body[data-ready] #numbers");
+return numbers !== null && numbers.textContent.includes(arguments[0]);
+"""
 
 
 def _asked(server: Served, address: str) -> float:
