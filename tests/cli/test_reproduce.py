@@ -141,6 +141,21 @@ ALONE: list[tuple[str, Callable[[Past], None], list[str]]] = [
         ["reproducibility.deterministic"],
     ),
     (
+        "threads",
+        edited("AVX2", "AVX2, OMP_NUM_THREADS: '2'"),
+        ["environment.environment_variables.OMP_NUM_THREADS"],
+    ),
+    (
+        "threads",
+        edited("experiment_seed: 7", "experiment_seed: 7, threads: 1"),
+        ["reproducibility.threads"],
+    ),
+    (
+        "determinism",
+        edited("experiment_seed: 7", "experiment_seed: 7, device: cpu"),
+        ["reproducibility.device"],
+    ),
+    (
         "determinism",
         edited("AVX2", "COMPATIBLE"),
         ["environment.environment_variables.MKL_CBWR"],
@@ -160,6 +175,22 @@ def test_each_factor_alone_is_named_and_nothing_else(
     if not found["code"]:
         del found["code"]  # the config is a file of the code, and was edited
     assert found == {factor: names}
+
+
+def test_cores_are_a_cause_only_where_no_number_of_threads_is_set(
+    past: Past, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = past.submit()
+    edited("experiment_seed: 7", "experiment_seed: 7, threads: 1")(past)
+    bound = past.submit()
+    monkeypatch.setattr(numerics, "cores", lambda: 77)
+    assert past.named(bound) == {}
+    assert past.named(free) == {
+        "code": ["c.yaml"],
+        "threads": ["cores", "reproducibility.threads"],  # more cores would count again
+    }
+    edited(", threads: 1", "")(past)
+    assert past.named(free) == {"threads": ["cores"]}
 
 
 def test_packages_and_machine_are_those_that_the_attempt_recorded(past: Past) -> None:

@@ -94,7 +94,8 @@ def look(
     _policy(loaded.config, facts["hyperparameters"], folder or capsule.paths.root)
     facts["libraries"] |= _libraries(loaded.config, site, unknown)
     _machine(capsule, loaded.config, site, facts, unknown)
-    found = RunFacts(facts, summaries, unknown, factors.given(loaded.origins))
+    idle = factors.settled(loaded.config)
+    found = RunFacts(facts, summaries, unknown, factors.given(loaded.origins), idle)
     return Present(loaded, site, folder, data, found, notes)
 
 
@@ -262,7 +263,7 @@ def _machine(
     if opening.of(site).cluster:
         unknown["hardware"] = f"the nodes of {site.name} are known once they run it"
         facts["hardware"] |= dict(then.of("hardware"))
-        facts["threads"] |= {n: v for n, v in then.of("threads").items() if n == "cores"}
+        facts["threads"] |= {n: v for n, v in then.of("threads").items() if n == factors.CORES}
         return
     if not then.of("hardware").get("processor"):
         return
@@ -270,5 +271,5 @@ def _machine(
     models = machine.accelerator_models() if config.reproducibility.device is None else []
     if models:
         facts["hardware"]["device"] = models[0]
-    if "cores" in then.of("threads") and config.reproducibility.threads is None:
-        facts["threads"]["cores"] = str(numerics.cores())
+    if factors.CORES in then.of("threads"):
+        facts["threads"][factors.CORES] = str(numerics.cores())

@@ -20,7 +20,7 @@ from hpcdet.jobs.repeat.present import Present, packages_of
 from hpcdet.jobs.repeat.restored_packages import RestoredPackages
 from hpcdet.jobs.script import lanes
 from hpcdet.policy.provenance.source_manifests import Watch
-from hpcdet.read.capsule.factors import FACTORS, Factor, compare, factor_of
+from hpcdet.read.capsule.factors import CORES, FACTORS, Factor, compare, factor_of
 from hpcdet.read.capsule.recorded import Capsule
 from hpcdet.site import Site
 from hpcdet.store.config.sections import checkpoint_storage
@@ -32,7 +32,7 @@ from hpcdet.store.trials.parents import ORIGIN
 KeyPath = tuple[str, ...]
 _PYTHON = ("environment", "python")
 _VARIABLES = ("environment", "environment_variables")
-OF_MACHINE = frozenset({"processor", "machine", "device", "cores"})
+OF_MACHINE = frozenset({"processor", "machine", "device", CORES})
 """Facts of the machine on which it runs."""
 _DROPPED: tuple[KeyPath, ...] = (
     ("notify",), ("budget",), ("resources", "slots_per_node"), ("searcher", "max_trials"),

@@ -19,6 +19,8 @@ FACTORS: tuple[Factor, ...] = get_args(Factor)
 """In the order in which they are restored: the likeliest causes of a difference first."""
 
 SEED = "reproducibility.experiment_seed"
+CORES = "cores"
+"""The name of the number of cores that a rank may use."""
 DRAWN = "drawn by each submission"
 """The value of a seed that the config leaves open."""
 _KEYS: tuple[tuple[str, Factor | None], ...] = (
@@ -87,12 +89,14 @@ class RunFacts:
         summaries: of factors whose values are digests: a text that stands for all of them.
         unknown: of factors of which something is not known: what, and why.
         given: names of values that stand in no file: they came from ``--set``.
+        settled: names of values that another key leaves without effect.
     """
 
     facts: Mapping[Factor, Mapping[str, str]]
     summaries: Mapping[Factor, str] = field(default_factory=dict)
     unknown: Mapping[Factor, str] = field(default_factory=dict)
     given: Collection[str] = ()
+    settled: Collection[str] = ()
 
     def of(self, factor: Factor) -> Mapping[str, str]:
         """Return the known values of a factor."""
@@ -106,7 +110,8 @@ def compare(then: RunFacts, now: RunFacts) -> list[FactorView]:
 
 def _compared(factor: Factor, then: RunFacts, now: RunFacts) -> FactorView:
     before, after = then.of(factor), now.of(factor)
-    names = differing(before, after)
+    idle = set(then.settled) & set(now.settled)
+    names = [name for name in differing(before, after) if name not in idle]
     unknown = then.unknown.get(factor), now.unknown.get(factor)
     same = False if names else None if any(unknown) else True
     return FactorView(factor, same, _text(then, factor, names), _text(now, factor, names), names)
@@ -123,7 +128,7 @@ def _text(side: RunFacts, factor: Factor, names: Sequence[str]) -> str:
     facts, unknown = side.of(factor), side.unknown.get(factor)
     parts = [one for one in (side.summaries.get(factor), unknown) if one]
     keys = [name for name in names if name in side.given or not side.summaries.get(factor)]
-    shown = keys if names else [] if parts else list(facts)
+    shown = keys if names else [] if parts else sorted(facts.keys() - set(side.settled))
     said = [
         f"{name}={facts.get(name, '-')}{' (--set)' if name in side.given else ''}"
         for name in shown[:_SHOWN]
@@ -162,13 +167,10 @@ def of_config(
         numerics.variables({n: str(v) for n, v in site_variables.items()}).items()
     ):
         found[factor_of_variable(name)][f"${name}"] = value
-    wanted, single = resolved.reproducibility, resolved.searcher.name == "single"
-    settled = ["resources.cpus_per_slot"] if wanted.threads is not None else []
-    if wanted.elastic is not None:  # the bits are those of any number of slots
-        settled += ["resources.slots_per_trial", "resources.nodes"]
+    single = resolved.searcher.name == "single"
     for key, value in leaves(resolved):
         factor = factor_of(key)
-        if factor is None or value is None or key in settled:
+        if factor is None or value is None:
             continue
         if single and key.startswith("searcher.") and not key.startswith(_OF_SINGLE):
             continue
@@ -176,6 +178,16 @@ def of_config(
     if origins.get(SEED) == "generated":
         found["seeds"][SEED] = DRAWN
     return found
+
+
+def settled(resolved: Resolved) -> frozenset[str]:
+    """Return the names of values that another key leaves without effect."""
+    wanted, found = resolved.reproducibility, set()
+    if wanted.threads is not None:
+        found |= {CORES, "resources.cpus_per_slot"}
+    if wanted.elastic is not None:  # the bits are those of any number of slots
+        found |= {"resources.slots_per_trial", "resources.nodes"}
+    return frozenset(found)
 
 
 def given(origins: Mapping[str, str]) -> frozenset[str]:

@@ -169,7 +169,7 @@ class Capsule:
         facts["libraries"] |= self._libraries()
         facts["hardware"] |= self._hardware()
         if cores := self._cores():
-            facts["threads"]["cores"] = cores
+            facts["threads"][factors.CORES] = cores
         if self.data is None:
             what = "the config names no data.paths" if self.origins else "no files were recorded"
             unknown["data"] = what
@@ -187,7 +187,8 @@ class Capsule:
                 f"{len(self.fingerprints)} environments were recorded, of which this is the first"
             )
             unknown["libraries"] = several
-        return RunFacts(facts, summaries, unknown, factors.given(self.origins))
+        idle = factors.settled(self.config)
+        return RunFacts(facts, summaries, unknown, factors.given(self.origins), idle)
 
     def _libraries(self) -> dict[str, str]:
         found = dict(self.packages)
@@ -202,8 +203,8 @@ class Capsule:
         return {name: value for name in parts if (value := self._part(name))}
 
     def _cores(self) -> str:
-        """The cores that a rank might use, where no number of threads was set."""
-        if self.config.reproducibility.threads is not None or not self.fingerprints:
+        """The cores that a rank might use; "" if they were not recorded."""
+        if not self.fingerprints:
             return ""
         return str(self.fingerprints[0].get("threads", {}).get("cores", ""))
 
