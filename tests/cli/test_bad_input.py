@@ -211,6 +211,15 @@ def test_on_a_read_only_file_system(cli: Cli, tmp_path: Path, small: Path, swept
     assert not wrong(cli, lines, any_of_the_table)
 
 
+def test_on_a_full_file_system(cli: Cli, tmp_path: Path, small: Path, swept: Builder) -> None:
+    shutil.copytree(swept.paths.root, small / swept.paths.id)
+    with (small / "filling").open("wb", buffering=0) as file:
+        file.write(bytes(1 << 20))  # as much of it as there is room for
+    lines = lines_of(swept.paths.id, tmp_path)
+    lines = {words: ["-C", str(small), *said] for words, said in lines.items()}
+    assert not wrong(cli, lines, any_of_the_table)
+
+
 FORMS = ("tensorboard", "csv", "jsonl", "parquet", "ro-crate")
 
 
