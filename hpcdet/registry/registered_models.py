@@ -303,15 +303,16 @@ def model(registry: Path, name: str) -> RegisteredModel:
         IntegrityError: its events are damaged.
         Unavailable: it cannot be read.
     """
-    folder = registry / name
-    with reachable(folder):
-        found = fold(folder, model_events.read(folder))
-    if not found.there:
-        near = difflib.get_close_matches(name, names(registry), n=1)
-        hint = f"did you mean {near[0]}? " if near and near[0] != name else ""
-        hint += f"hpcdet registry ls shows the models in {registry}"
-        raise NotFound("no such model", where=f"model:{name}", hint=hint)
-    return found
+    if model_names.is_model_name(name):  # else it may lead out of the registry
+        folder = registry / name
+        with reachable(folder):
+            found = fold(folder, model_events.read(folder))
+        if found.there:
+            return found
+    near = difflib.get_close_matches(name, names(registry), n=1)
+    hint = f"did you mean {near[0]}? " if near and near[0] != name else ""
+    hint += f"hpcdet registry ls shows the models in {registry}"
+    raise NotFound("no such model", where=f"model:{name}", hint=hint)
 
 
 def version(registry: Path, reference: ModelReference | str) -> Version:

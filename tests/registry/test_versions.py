@@ -176,6 +176,15 @@ def test_a_changed_missing_or_exchanged_event_is_found(whole: Builder, registry:
     assert [one.text for one in registered_models.model(registry, "digits").notes] == ["one", "two"]
 
 
+def test_no_name_leads_out_of_a_registry(whole: Builder, registry: Path) -> None:
+    added(registry, whole)
+    (registry / "inner").mkdir()
+    assert registered_models.model(registry, "digits").there
+    for name in ("../digits", str(registry / "digits"), "x" * 300, ".", ""):
+        with pytest.raises(NotFound, match="no such model"):
+            registered_models.model(registry / "inner", name)
+
+
 def test_a_damaged_model_costs_a_list_one_warning(whole: Builder, registry: Path) -> None:
     added(registry, whole)
     add_version.add(registry, "other", source(whole), "", content)
