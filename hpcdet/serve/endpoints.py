@@ -53,7 +53,7 @@ class Address:
 
 
 _ANY: Mapping[str, Any] = {"type": "string", "maxLength": LONGEST}
-_MANY: Mapping[str, Any] = {"type": "array", "items": {**_ANY, "pattern": r"[^,\s]"}}
+_MANY: Mapping[str, Any] = {"type": "array", "items": {**_ANY, "pattern": "[^, ]"}}
 
 
 def _up_to(most: int) -> Mapping[str, Any]:

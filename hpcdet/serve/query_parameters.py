@@ -43,7 +43,7 @@ class Query:
         """
         found: list[str] = []
         for value in self._given.getlist(name):
-            words = [word.strip() for word in value.split(",") if word.strip()]
+            words = [word.strip(" ") for word in value.split(",") if word.strip(" ")]
             if not words:
                 raise UsageError("it has no value", where=name, hint="leave it out for all")
             found += words
