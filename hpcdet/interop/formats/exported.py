@@ -75,7 +75,7 @@ class ExperimentExport:
 
 
 def refused(program: str, error: Exception, to: str) -> Unavailable:
-    """Return the error of a store that does not take it: the first line of what it says."""
+    """Return the error of a store that refuses an export, with the first line of its message."""
     said = str(getattr(error, "orig", None) or error).strip()
     return Unavailable(f"{program}: {said.partition(chr(10))[0] or type(error).__name__}", where=to)
 
