@@ -75,6 +75,10 @@ _GREP = (
     "(.*a.*b.*c, (a+)+), is refused with 400, and so is a search of more than "
     f"{_LONGEST_SEARCH_S:g} s. One repeat between two words is always taken: loss.*nan."
 )
+_WHOLE_TRIALS = (
+    "An answer ends with the trial with which it has so many rows or more; next is the cursor of "
+    "the one that goes on, by trials in their order."
+)
 ADDRESSES = (
     Address(
         "/experiments",
@@ -101,6 +105,8 @@ ADDRESSES = (
             **_TRIAL,
             "x": _of(("step", "epoch", "wall")),
             "points": _up_to(_MOST_POINTS),
+            "limit": {**_up_to(_MOST_POINTS), "description": _WHOLE_TRIALS},
+            "cursor": _up_to(_TRIALS),
         },
     ),
     Address(
@@ -180,20 +186,30 @@ class Api:
         )
 
     def metrics(self, request: Request, query: Query) -> Response:
-        """Return items of ``metrics --x``; at most ``points`` of each trial and name."""
+        """Return items of ``metrics --x`` of whole trials, and where the next ones begin.
+
+        At most ``points`` of each trial and name.
+        """
+        first, limit = query.number("cursor", 0, _TRIALS), query.number("limit", 4000, _MOST_POINTS)
         points = query.number("points", _MOST_POINTS, _MOST_POINTS)
-
-        def rows(gathered: Gathered) -> list[Any]:
-            return measured.metrics(
-                gathered,
-                trial=_trial(gathered, query),
-                name=query.text("name", "*"),
-                group=query.text("group", "*"),
-                x=query.one_of("x", ("step", "epoch", "wall"), "step"),  # type: ignore[arg-type]
-                points=points,
-            )
-
-        return self._answer(request, "metrics", rows)
+        with self._sources.gathered(self._sources.find(request.path_params["id"])) as gathered:
+            one = _trial(gathered, query)
+            numbers = [one] if one else [paths.number for paths in gathered.paths.trials()]
+            rows: list[Any] = []
+            for number in numbers:
+                if number < first:
+                    continue
+                if len(rows) >= limit:
+                    return envelope(request, "metrics", rows, next=str(number))
+                rows += measured.metrics(
+                    gathered,
+                    trial=number,
+                    name=query.text("name", "*"),
+                    group=query.text("group", "*"),
+                    x=query.one_of("x", ("step", "epoch", "wall"), "step"),  # type: ignore[arg-type]
+                    points=points,
+                )
+            return envelope(request, "metrics", rows)
 
     def logs(self, request: Request, query: Query) -> Response:
         """Return items of ``logs``: the last ``limit`` lines that fit."""

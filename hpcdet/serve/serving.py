@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -28,6 +29,9 @@ from hpcdet.serve.served_experiments import ServedExperiments
 _LOOK_S = 1.0
 _SILENT_S = 10.0
 """How long a connection may be open without a request, complete with its headers."""
+
+_COLLECT = 100_000, 50, 50
+"""Thresholds of ``gc``: what was read stays, and going through all of it takes 0.1 s each time."""
 
 
 class _Connection(H11Protocol):
@@ -81,6 +85,7 @@ def serve(app: Access, where: Listening, idle_s: float | None) -> None:
         async with _ending(server, app, idle_s):
             await server.serve(sockets=[where.socket])
 
+    gc.set_threshold(*_COLLECT)
     asyncio.run(life())
 
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hpcdet.read import catalog, left_row
 from hpcdet.read.catalog import Catalog
 from hpcdet.read.experiment import digests, gather, kept
-from hpcdet.read.experiment.gather import Gathered, Memory
+from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTrial, Memory
 from hpcdet.read.experiment.summary import AttemptJournal
 from hpcdet.read.lookup.all_experiments import of_each
-from hpcdet.read.views import brief, views
+from hpcdet.read.usage import spans
+from hpcdet.read.views import brief, checkpoints, trials, views
 from hpcdet.read.views.items import encode
 from hpcdet.read.views.views import ExperimentView
 from hpcdet.store.folder import derived_store, private_folders
@@ -223,6 +225,36 @@ def test_a_server_asked_for_one_trial_looks_at_no_other(
     assert [row["step"] for row in views.metrics(memory.look(), trial=4)] == [9]
     assert set(looked) == {2, 4} and memory.look().trial(5) is None
     assert seen(memory.look()) != whole
+
+
+def test_a_server_derives_again_only_of_trials_that_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = sweep(tmp_path / "digits-7f3a", ended=False)
+    running = built.trial().attempt()
+    memory = Memory(built.paths)
+    aged(tmp_path)
+    whole = seen(memory.look()), spans.spans(memory.look(), 2e9)
+    derived: set[tuple[str, int]] = set()
+
+    def counted(name: str, one: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*given: Any) -> Any:
+            of = next(each for each in given if isinstance(each, GatheredAttempt | GatheredTrial))
+            derived.add((name, of.paths.trial if isinstance(of, GatheredAttempt) else of.number))
+            return one(*given)
+
+        return count
+
+    for module, name in ((trials, "_attempt"), (checkpoints, "_checkpoints"), (spans, "_trial")):
+        monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
+    assert (seen(memory.look()), spans.spans(memory.look(), 2e9)) == whole
+    assert derived == {("_attempt", 4), ("_checkpoints", 4), ("_trial", 4)}
+    running.checkpoint(50)
+    running.end("completed")
+    built.paths.trial(2).attempt(1).verdict.unlink()
+    again = seen(memory.look())
+    assert ("_attempt", 2) in derived and ("_attempt", 1) not in derived
+    assert again == seen(Gathered(built.paths, afresh=True)) != whole[0]
 
 
 def test_a_report_opens_no_journal_for_times_that_it_does_not_have(

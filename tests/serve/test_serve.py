@@ -90,6 +90,18 @@ def test_lists_are_filtered_sorted_and_come_in_pieces(served: Served) -> None:
     assert (rows[0], rows[-1]) == (whole[0], whole[-1])
 
 
+def test_metrics_come_trial_by_trial(served: Served) -> None:
+    address = "experiments/digits-7f3a/metrics?limit=1&cursor="
+    found, cursor = [], "0"
+    for number in (1, 2, 3):
+        answer = served.ask(f"/api/v1/{address}{cursor}").json
+        assert {row["trial"] for row in answer["items"]} == {number}
+        found += answer["items"]
+        cursor = answer.get("next", "")
+    assert cursor == "" and found == served.items("experiments/digits-7f3a/metrics")
+    assert served.items(f"{address}0&trial=2") == [row for row in found if row["trial"] == 2]
+
+
 def test_what_the_client_has_is_not_sent_again(served: Served) -> None:
     address = "/api/v1/experiments/digits-7f3a/trials"
     tag = served.ask(address).headers["etag"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hpcdet.read.experiment.journals import Journals
 from hpcdet.read.experiment.kept import Kept, Recalled, recall
@@ -40,6 +40,7 @@ from hpcdet.store.trials.observer import Observer
 from hpcdet.store.trials.standing import AttemptFiles, Standing, TrialFiles
 
 Line = journal.Line
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,16 @@ class GatheredTrial(TrialFiles):
     def derived(self) -> dict[tuple[Any, ...], Any]:
         """Values derived from the trial, kept for as long as its files stay the same."""
         return {}
+
+    def derive(self, name: str, make: Callable[[], Value]) -> Value:
+        """Return what ``make`` makes of the trial; made once where all its attempts have ended."""
+        if (name,) not in self.derived:
+            value = make()
+            if any(attempt.end is None for attempt in self.attempts):
+                return value
+            self.derived[name,] = value
+        found: Value = self.derived[name,]
+        return found
 
     @property
     def steps(self) -> int:

@@ -12,6 +12,9 @@ from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTri
 WELL = frozenset({"completed", "stopped", "paused"})
 """Ends that lose nothing: the attempt saved its state when it left."""
 
+_WAIT = frozenset({"runnable", "doubtful", "paused"})
+"""Standings of trials that may go on, so that time passes for them."""
+
 KINDS = {
     "waiting": "Waiting for an allocation",
     "paused": "Paused",
@@ -52,7 +55,13 @@ def epoch(time: str) -> float:
 def spans(gathered: Gathered, now: float) -> list[Span]:
     """Return the spans of all trials, by trial and time. Open ones end ``now``."""
     slots = gathered.config.resources.slots_per_trial
-    return [span for trial in gathered.trials for span in _trial(trial, slots, now)]
+    return [span for trial in gathered.trials for span in _of(trial, slots, now)]
+
+
+def _of(trial: GatheredTrial, slots: int, now: float) -> Iterable[Span]:
+    if trial.standing.state in _WAIT:
+        return _trial(trial, slots, now)
+    return trial.derive("spans", lambda: [*_trial(trial, slots, now)])
 
 
 def _trial(trial: GatheredTrial, slots: int, now: float) -> Iterator[Span]:
@@ -72,7 +81,7 @@ def _trial(trial: GatheredTrial, slots: int, now: float) -> Iterator[Span]:
         free = end if attempt.end else None
         # what has done all that was asked of it waits for the search, not for an allocation
         kind = "paused" if attempt.end and attempt.end.reason in WELL else "waiting"
-    if free is not None and trial.standing.state in ("runnable", "doubtful", "paused"):
+    if free is not None and trial.standing.state in _WAIT:
         yield from _cut(kind, trial.number, number + 1, [free, now], slots)
 
 

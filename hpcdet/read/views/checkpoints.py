@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,7 +71,7 @@ def checkpoints(
         if (row.trial, row.name) in stored
         else row
         for each in gathered.chosen(trial)
-        for row in _checkpoints(each)
+        for row in each.derive("checkpoints", partial(_checkpoints, each))
     )
     return [row for row in rows if deleted or row.state != "deleted"]
 

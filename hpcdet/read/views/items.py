@@ -44,9 +44,13 @@ def _encode_fields(item: Any, known: Sequence[tuple[str, str, bool]]) -> dict[st
     found: dict[str, Any] = {}
     for name, key, optional in known:
         each = getattr(item, name)
-        if isinstance(each, ViewPart):
+        if each is None and optional:
+            continue
+        if type(each) in _SCALARS:
+            found[key] = each
+        elif isinstance(each, ViewPart):
             found |= encode(each)
-        elif each is not None or not optional:
+        else:
             found[key] = encode(each)
     return found
 

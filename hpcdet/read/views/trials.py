@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from hpcdet.read.experiment import series, standings, states
 from hpcdet.read.experiment.digests import TrialDigest, digests
-from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, gather
+from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTrial, gather
 from hpcdet.read.experiment.standings import Standings
 from hpcdet.read.views.list_rows import ComparisonView, LastCheckpointView, TrialStatusView
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -193,9 +193,11 @@ def _trial(
 def attempts(source: ExperimentPaths | Gathered, trial: int = 0) -> list[AttemptView]:
     """Return every attempt of one trial, or of all of them."""
     gathered = gather(source)
-    return [
-        _attempt(gathered, attempt) for each in gathered.chosen(trial) for attempt in each.attempts
-    ]
+    return [row for each in gathered.chosen(trial) for row in _attempts(gathered, each)]
+
+
+def _attempts(gathered: Gathered, trial: GatheredTrial) -> list[AttemptView]:
+    return trial.derive("attempts", lambda: [_attempt(gathered, one) for one in trial.attempts])
 
 
 def _attempt(gathered: Gathered, attempt: GatheredAttempt) -> AttemptView:
