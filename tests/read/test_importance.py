@@ -68,3 +68,10 @@ def test_trials_of_another_space_are_said() -> None:
     params, values = trials(30)
     params[3] = {"act": "relu"}
     assert "do not fit" in importance.importance(params, values, SPACE, "loss", True).why_not
+
+
+def test_a_value_outside_its_bounds_is_said() -> None:
+    params, values = trials(30)
+    space = {**SPACE, "depth": {"type": "int", "minval": 1, "maxval": 9}}
+    params = {trial: {**one, "depth": 0 if trial == 3 else 5} for trial, one in params.items()}
+    assert "do not fit" in importance.importance(params, values, space, "loss", True).why_not

@@ -86,31 +86,31 @@ def importance(
         optuna = optuna_samplers.library()
     except ConfigError:
         return none(_EXTRA)
+    study = optuna.create_study(direction="minimize")
+    sign = 1 if smaller_is_better else -1
+    counts: dict[str, int] = {}
     try:
         drawn = {trial: Space(space).drawn(params[trial]) for trial in values}
+        for trial, found in sorted(drawn.items()):
+            varied = {
+                dotted(axis.at): (optuna_samplers.to_distribution(domain), domain, value)
+                for axis, domain, value in found
+                if not isinstance(domain, Const)
+            }
+            for name in varied:
+                counts[name] = counts.get(name, 0) + 1
+            study.add_trial(
+                optuna.trial.create_trial(
+                    value=sign * values[trial],
+                    distributions={name: kind for name, (kind, _, _) in varied.items()},
+                    params={
+                        name: optuna_samplers.to_value(domain, value)
+                        for name, (_, domain, value) in varied.items()
+                    },
+                )
+            )
     except (SpaceError, Inactive, LookupError, TypeError, ValueError) as error:
         return none(f"the trials do not fit the search space: {error}")
-    sign = 1 if smaller_is_better else -1
-    study = optuna.create_study(direction="minimize")
-    counts: dict[str, int] = {}
-    for trial, found in sorted(drawn.items()):
-        varied = {
-            dotted(axis.at): (optuna_samplers.to_distribution(domain), domain, value)
-            for axis, domain, value in found
-            if not isinstance(domain, Const)
-        }
-        for name in varied:
-            counts[name] = counts.get(name, 0) + 1
-        study.add_trial(
-            optuna.trial.create_trial(
-                value=sign * values[trial],
-                distributions={name: kind for name, (kind, _, _) in varied.items()},
-                params={
-                    name: optuna_samplers.to_value(domain, value)
-                    for name, (_, domain, value) in varied.items()
-                },
-            )
-        )
     names = [name for name, count in counts.items() if count == n]
     if not names:
         return none("no hyperparameter varies in all trials")
