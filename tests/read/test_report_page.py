@@ -457,6 +457,15 @@ def test_markdown_shows_names_as_they_are(tmp_path: Path) -> None:
     assert "| 2 | 1 | COMPLETED |" in text
 
 
+def test_what_a_hyperparameter_was_can_be_typed_back(tmp_path: Path) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    built.trial(hidden=65536, word="true", bad=False)
+    text = render(built, report.ReportOptions(format="md"))
+    assert "hidden = 65536" in text and "word = 'true'" in text and "65,536" not in text
+    cells = re.findall(r"<td>([^<]*)</td>", render(built))
+    assert {"65536", "&#39;true&#39;", "false"} <= {*cells}
+
+
 HOME = "/".join(["", "home"])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcdet.read.report.scale import number
 from hpcdet.read.sections.whole import NAMES, ReportView
-from hpcdet.read.views.items import encode, shape
+from hpcdet.read.views.items import encode, shape, typed
 
 ROWS = 200
 _WIDE = 400
@@ -101,10 +101,14 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{key} = {shape(each, number)}" for key, each in value.items())
+        return ", ".join(f"{key} = {shape(each, _leaf)}" for key, each in value.items())
     if isinstance(value, list):
         return ", ".join(_text(each) for each in value)
-    return number(value)
+    return str(value) if isinstance(value, int) else number(value)
+
+
+def _leaf(value: Any) -> str:
+    return "" if value is None else typed(value)
 
 
 def _inline(text: str) -> str:

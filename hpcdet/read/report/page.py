@@ -19,7 +19,7 @@ from hpcdet.read.sections.redaction import Redaction
 from hpcdet.read.sections.whole import NAMES, ReportView
 from hpcdet.read.usage.spans import KINDS
 from hpcdet.read.views import describe
-from hpcdet.read.views.items import encode, shape
+from hpcdet.read.views.items import encode, shape, typed
 
 TITLES = {
     "summary": "Summary",
@@ -115,7 +115,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "number": number,
     "percent": _percent,
     "range": _range,
-    "shape": lambda value: shape(value, number),
+    "shape": lambda value: "" if value is None else shape(value, typed),
     "short": _short,
     "size": units.size,
     "slot_time": slot_time,
