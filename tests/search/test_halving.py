@@ -204,6 +204,8 @@ def test_hybrid_goes_on_in_place_and_promotes_what_was_paused() -> None:
     run = Run(make(num_rungs=2, max_trials=7, max_concurrent_trials=2, top=3))
     assert run.report(1, 1, 0.5) == "pause 1, create 3"
     assert run.report(2, 1, 0.6) == "pause 2, create 4"
+    paused = run.log[-1][1][0]
+    assert isinstance(paused, Pause) and paused.why.endswith("rank 2 of 2, nobody goes on for now")
     assert run.report(3, 1, 0.4) == ""  # the best of three goes on where it is
     assert run.report(3, 3, 0.3) == "create 5"
     assert run.end(3) == ""

@@ -173,7 +173,7 @@ _ELSEWHERE = {
     "importance": "hpcdet hp ID",
     "info": "hpcdet show ID",
     "kill": "hpcdet cancel ID --now",
-    "rename": "an experiment keeps its id: hpcdet tag ID --add LABEL, hpcdet note ID TEXT",
+    "rename": "hpcdet set ID name=TEXT (an experiment keeps its id)",
     "start": "hpcdet submit CONFIG, hpcdet resume ID",
     "stop": "hpcdet pause ID, hpcdet cancel ID",
     "watch": "hpcdet status ID -w",

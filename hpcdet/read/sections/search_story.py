@@ -17,7 +17,7 @@ from hpcdet.read.views.views import StatusView
 
 _RULE = re.compile(r"^(?P<rule>[^:]{1,60}): (?P<rest>.*)$", re.DOTALL)
 _RANK = re.compile(r"rank (\d+) of (\d+)")
-_BEST = re.compile(r"(?:the best (\d+)|best ([\d.]+) %) go on")
+_BEST = re.compile(r"(?:the best (\d+)|best ([\d.]+ %)) go on|nobody goes on")
 _BEYOND = re.compile(r"is (?:below|above) (\S+)")
 
 
@@ -214,9 +214,12 @@ def _stop(
     ranked, best, beyond = _RANK.search(why), _BEST.search(why), _BEYOND.search(why)
     bound = compared = ""
     if ranked and best:
-        share = f"{best[1]}" if best[1] else f"{best[2]} %"
-        bound = f"among the best {share} of {ranked[2]}"
-        compared = f"{int(ranked[2]) - 1} other trials that had reported there: rank {ranked[1]}"
+        share = best[1] or best[2]
+        nobody = share in (None, "0")  # "the best 0": so searches said it before
+        bound = "nobody went on yet" if nobody else f"among the best {share} of {ranked[2]}"
+        others = int(ranked[2]) - 1
+        compared = f"{others} other trial{'s' if others != 1 else ''} that had reported there"
+        compared += f": rank {ranked[1]}"
     elif beyond:
         bound = beyond[1]
     return StopView(

@@ -193,7 +193,7 @@ class Halving:
             state.open -= 1
             if length > rungs[rung]:
                 state.trials.late[str(trial)] = [[length, found]]
-            some = above == "rung" and (cut or not self._cut.paced)
+            some = above == "rung" and cut
             go_on = f"the best {cut} go on" if some else "nobody goes on for now"
             actions.append(Pause(trial, f"{why}, {go_on}"))
             return
