@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
 
 from hpcdet.store.fs import files
 from tests.builders import Builder, at
@@ -116,6 +121,21 @@ def test_status_says_the_seed_and_how_many_trials_are_planned(cli: Cli) -> None:
     assert "0/1 trials ended of 4 planned" in said and "seed 4711" in said
     built.close("COMPLETED")
     assert "planned" not in cli("status", "digits").out
+
+
+def test_submit_says_the_seed_and_never_cuts_an_id(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "model"
+    code.mkdir(mode=0o700)
+    config: dict[str, Any] = {"name": "of-a-long-name", "entrypoint": "true"}
+    config["searcher"] = {"name": "single", "metric": "loss", "max_length": {"batches": 3}}
+    (code / "c.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("COLUMNS", "40")
+    told = cli("submit", code / "c.yaml", "--site", "local", "--no-test", "--hold")
+    [status] = cli("status", "@last", "-o", "json").items
+    assert f"seed {status['seed']}" in told.err
+    assert status["id"] in told.out
 
 
 def test_a_report_makes_no_folders(cli: Cli, swept: Builder) -> None:

@@ -26,7 +26,7 @@ from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.lookup import find
 
 COLUMNS = (
-    Column("ID", "id"),
+    Column("ID", "id", cut=False),
     Column("OF", "of"),
     Column("ENDED", "ended", right=True),
     Column("GO ON", "going", right=True),

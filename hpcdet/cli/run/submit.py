@@ -33,7 +33,7 @@ from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import ExperimentState
 
 COLUMNS = (
-    Column("ID", "id"),
+    Column("ID", "id", cut=False),
     Column("STATE", "state", cut=False),
     Column("SITE", "site"),
     Column("JOBS", "jobs", cut=False),
@@ -250,11 +250,18 @@ def _show(
         settings().note("prepared, not submitted; submit it by hand with:")
         for argv in item.argv:
             settings().note("  " + shlex.join(argv))
+    if out.for_people:
+        settings().note(_seed(wanted))
     out.emit([item], COLUMNS, warnings=warnings)
     if item.errors and not item.jobs:
         hint = f"the experiment is kept; after the repair: hpcdet resume {called(paths)}"
         what = f"the scheduler refused: {item.errors[0]}"
         raise ConfigError(what, where=item.id, hint=hint)
+
+
+def _seed(wanted: SubmitRequest) -> str:
+    """Return the seed in words: where the config names none, it was drawn."""
+    return f"seed {wanted.resolved.reproducibility.experiment_seed}"
 
 
 def _follow(
@@ -270,7 +277,7 @@ def _follow(
     sys.stdout.flush()
     for warning in warnings if out.for_people else ():
         settings().warn(warning)
-    settings().note(f"{paths.id} is in {paths.root}")
+    settings().note(f"{paths.id} is in {paths.root}, {_seed(wanted)}")
     with follow.following([called(paths)]):
         return follow.until([paths], follow.ended, turn=crank.turn_if_due, longest_s=crank.every_s)
 
