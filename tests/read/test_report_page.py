@@ -461,7 +461,7 @@ def test_what_a_hyperparameter_was_can_be_typed_back(tmp_path: Path) -> None:
     built = sweep(tmp_path / "digits-7f3a")
     built.trial(hidden=65536, word="true", bad=False)
     text = render(built, report.ReportOptions(format="md"))
-    assert "hidden = 65536" in text and "word = 'true'" in text and "65,536" not in text
+    assert "hidden = 65536" in text and "word = 'true'" in text and "= 65,536" not in text
     cells = re.findall(r"<td>([^<]*)</td>", render(built))
     assert {"65536", "&#39;true&#39;", "false"} <= {*cells}
 
@@ -567,6 +567,8 @@ def test_numbers_and_margins_are_readable(tmp_path: Path) -> None:
         scales.slot_time(6540.4 * 3600) == "6,540 slot-h"
         and scales.slot_time(4500) == "1.25 slot-h"
     )
+    shown = [*map(scales.number, (11190.4, 1234567, -0.000123456, 9999.6, 2e12))]
+    assert shown == ["11,190", "1,234,567", "-0.0001235", "10,000", "2e+12"]
     built = Builder(tmp_path / "digits-7f3a")
     for _ in range(2):
         built.trial().attempt().metrics("validation", 3, validation_loss=0.5)

@@ -98,9 +98,11 @@ def slot_time(slot_s: float) -> str:
 
 
 def number(value: float | str | None) -> str:
-    """Format a number with four significant digits; other values as they are."""
+    """Format a number with four significant digits, or its whole part; other values as they are."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, int | float):
         return "" if value is None else str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if 9999.5 <= abs(value) < 1e9 else f"{value:.4g}"
