@@ -709,6 +709,9 @@ def test_help_has_no_marks_of_documentation() -> None:
     for command in every(main.cli, click.Context(main.cli)):
         options = [one.help for one in command.params if isinstance(one, click.Option)]
         assert not any("`" in text for text in [command.help, *options] if text), command.name
+        context = click.Context(command, terminal_width=80)
+        below = command.get_help(context).partition("Commands:")[2].splitlines()
+        assert not [line for line in below if line.endswith("...") or len(line) > 80]
 
 
 def test_show_never_cuts_a_job(cli: Cli) -> None:

@@ -43,8 +43,13 @@ class LazyCommands(MutableMapping[str, click.Command]):
         return len(self._commands)
 
 
+_SENTENCE = 200
+"""Longer than the first sentence of any verb: click cuts lists after 45 characters."""
+
+
 def add_global_options(command: click.Command) -> None:
-    """Add the global flags to a verb and its subverbs."""
+    """Add the global flags to a verb and its subverbs; lists show the whole first sentence."""
+    command.short_help = command.get_short_help_str(_SENTENCE)
     taken = {name for parameter in command.params for name in parameter.opts}
     if "--root" not in taken:
         fresh = [o for o in global_options(hidden=True) if not taken & set(o.opts)]
