@@ -128,7 +128,7 @@ def served(root: Path, id: str, cache: Path, times: int) -> ServerCost:
         "explain": f"{one}/explain?trial=1",
         "explain, all trials": f"{one}/explain",
         "events, all trials": f"{one}/events",
-        "metrics, all trials, 20 points": f"{one}/metrics?points=20",
+        "metrics of many trials, a piece": f"{one}/metrics",
         "compare": f"compare?ids={id}/1,{id}/2",
         "usage": "usage",
     }
