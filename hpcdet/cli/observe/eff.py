@@ -37,7 +37,7 @@ def _percent(value: float | None) -> str:
 
 def _main_phases(item: EfficiencyView) -> str:
     shares = sorted(item.phases.items(), key=lambda pair: -pair[1])[:3]
-    return ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005)
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
 
 
 def _seconds(value: float | None) -> str:

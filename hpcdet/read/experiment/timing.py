@@ -292,7 +292,7 @@ class TimingFinding:
 
 def findings(trial: GatheredTrial) -> list[TimingFinding]:
     """Return the causes of a trial's slow steps, the worst first; none if too little is known."""
-    times = wall(trial)
+    times = of_trial(trial)
     if times.steps < _FEWEST_STEPS:
         return []
     found: list[tuple[float, TimingFinding]] = []
@@ -304,12 +304,12 @@ def findings(trial: GatheredTrial) -> list[TimingFinding]:
     ):
         share = times.share(phase)
         if share > most:
-            what = f"{PHASES[phase].lower()}: {share:.0%} of the time"
+            what = f"{PHASES[phase].lower()}: {100 * share:.0f} % of the time"
             found.append((share, TimingFinding(what, next)))
     for one in latest(stragglers(ranks(trial))):
-        share = one.cost_s / (times.step_s or 1.0)
+        share = one.cost_s / (wall(trial).step_s or 1.0)
         what = (
-            f"{one.name} works {one.over:.0%} longer on a step than the others, most of it "
+            f"{one.name} works {100 * one.over:.0f} % longer on a step than the others, most of it "
             f"{PHASES.get(one.phase, one.phase).lower()}"
         )
         hint = f"look at {one.host}, or retry with --exclude-node {one.host}"

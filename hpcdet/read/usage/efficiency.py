@@ -226,6 +226,6 @@ def _suggestions(row: EfficiencyView, trial: GatheredTrial) -> list[SuggestionVi
         found.append(SuggestionView("", "", why))
     found += [SuggestionView("", one.next, one.finding) for one in timing.findings(trial)]
     if row.slot_hours and (lost := row.waste.lost / row.slot_hours) > 0.05:
-        why = f"{lost:.0%} of the time was trained again"
+        why = f"{100 * lost:.0f} % of the time was trained again"
         found.append(SuggestionView("checkpoint_every_s", "less", why))
     return found
