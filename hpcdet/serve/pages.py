@@ -24,10 +24,12 @@ from hpcdet.read import catalog, listing, report
 from hpcdet.read.comparison.facts import shown
 from hpcdet.read.experiment import states
 from hpcdet.read.explanation import findings
+from hpcdet.read.explanation.finding_view import FindingView
 from hpcdet.read.listing import Filters
 from hpcdet.read.lookup.escapes import escaped
 from hpcdet.read.report import ReportOptions, embedded
 from hpcdet.read.report.page import templates
+from hpcdet.read.report.scale import slot_time
 from hpcdet.read.usage import usage_table
 from hpcdet.read.usage.slot_hours import SlotHoursView
 from hpcdet.read.views import logs, views
@@ -40,7 +42,7 @@ from hpcdet.serve.served_experiments import ServedExperiments
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 
-_SHOWN, _LINES = 200, 200
+_SHOWN, _LINES, _LONG = 200, 200, {"code": 12}
 _POLICY = {"content-security-policy": "frame-ancestors 'none'"}
 """The rest of a page's policy is in the page, so that a saved one has it, too."""
 
@@ -59,6 +61,7 @@ class PagePart:
 
     Attributes:
         nothing: said where there are no rows.
+        folded: shown once somebody opens it.
     """
 
     id: str
@@ -68,6 +71,12 @@ class PagePart:
     words: str = ""
     text: str = ""
     nothing: str = "Nothing yet."
+    folded: bool = False
+
+    @property
+    def filled(self) -> Sequence[int]:
+        """Places of the columns in which any row has something."""
+        return [n for n in range(len(self.columns)) if any(row[n].text for row in self.rows)]
 
 
 @dataclass(frozen=True)
@@ -178,8 +187,7 @@ class Pages:
             PagePart(
                 "why",
                 "State, and why",
-                ("About", "What", "Shown by", "What to do"),
-                [_cells(one.about, one.finding, " ".join(one.evidence), one.next) for one in known],
+                text="\n\n".join(_finding(one) for one in known),
             ),
             PagePart(
                 "hyperparameters",
@@ -194,7 +202,7 @@ class Pages:
                 [
                     _cells(
                         one.attempt,
-                        one.reason or "runs",
+                        one.reason.replace("_", " ") or "runs",
                         one.steps,
                         _short(one.start or ""),
                         units.duration(one.duration_s) if one.duration_s is not None else "",
@@ -234,12 +242,15 @@ class Pages:
                 ("What", "Name", *names),
                 [
                     _cells(
-                        row.what, row.name, *(shown(row.what, row.values[name]) for name in names)
+                        row.what,
+                        row.name,
+                        *(shown(row.what, row.values[id])[: _LONG.get(row.what)] for id in names),
                     )
                     for row in rows
                     if row.same == same
                 ],
                 nothing="Nothing.",
+                folded=same,
             )
             for which, title, same in (
                 ("differs", "What differs", False),
@@ -255,7 +266,7 @@ class Pages:
     def _models(self, request: Request) -> Response:
         Query(request, ())
         found = version_views.newest(self._registry)
-        columns = ("Model", "Version", "Aliases", "Experiment", "Step", "Metrics", "Added", "By")
+        columns = ("Model", "Version", "Aliases", "From", "Step", "Metrics", "Added (UTC)", "By")
         rows = [
             _cells(
                 one.model,
@@ -264,7 +275,7 @@ class Pages:
                 f"{one.experiment}/{one.trial}",
                 one.step,
                 one.metrics,
-                one.created,
+                _short(one.created),
                 one.by,
             )
             for one in found.items
@@ -329,7 +340,7 @@ def _of_experiment(row: Any) -> Sequence[PageCell]:
     best = PageCell(text(row.best), f"/e/{id}/{row.best_trial}" if row.best_trial else "")
     return (
         PageCell(row.id, f"/e/{id}"),
-        *_cells(row.state, _why(row), f"{row.progress:.0%}"),
+        *_cells(row.state, _why(row), f"{100 * row.progress:.0f} %"),
         best,
         *_cells(row.metric, _short(row.created), row.name, row.project, row.user, row.labels),
     )
@@ -367,12 +378,22 @@ def _hours(rows: Sequence[usage_table.UsageView], by: Sequence[str], words: str 
             _cells(
                 *(row.by[key] or "-" for key in by),
                 row.experiments,
-                *(f"{getattr(row.slot_hours, kind):.3g}" for kind in kinds),
+                *(_slot_time(getattr(row.slot_hours, kind)) for kind in kinds),
             )
             for row in rows
         ],
         words=" ".join(filter(None, ("All kinds but queued add up to allocated.", words))),
     )
+
+
+def _slot_time(hours: float) -> str:
+    return slot_time(3600 * hours) if hours else "0"
+
+
+def _finding(one: FindingView) -> str:
+    """Format a finding as ``explain`` prints it."""
+    next = [f"  next: {one.next}"] if one.next else []
+    return "\n".join([f"{one.about}: {one.finding}", *(f"    {e}" for e in one.evidence), *next])
 
 
 def _cells(*values: Any) -> list[PageCell]:

@@ -67,6 +67,26 @@ def test_pages_that_are_not_there_are_errors(served: Served, address: str, statu
         assert escape(told["message"]) in seen.body and "<script" not in seen.body
 
 
+def test_a_trial_says_why_as_explain_does(served: Served) -> None:
+    body = served.ask("/e/digits-7f3a/3").body
+    trace = body.partition("Traceback (most recent call last):")[2]
+    assert trace.partition("raise ValueError")[0].count("\n") == 2
+    assert "user error" in body and "user_error" not in body
+
+
+def test_long_words_beside_each_other_are_read(page: webdriver.Chrome, tmp_path: Path) -> None:
+    for id, letter in (("digits-1111", "x"), ("digits-2222", "y")):
+        Builder(tmp_path / id).trial(hidden=64 * letter).attempt().end("completed")
+    with serving(tmp_path, "--port", "0") as served:
+        ids = "compare?ids=digits-1111,digits-2222&"
+        page.get(served.told["url"].replace("?", ids, 1))
+        cells = "[...document.querySelectorAll('#differs td')]"
+        assert page.execute_script(f"return {cells}.some(one => one.innerText.length === 64)")
+        wide = f"{cells}.filter(one => one.scrollWidth > one.clientWidth).length"
+        assert page.execute_script(f"return {wide}") == 0
+        assert page.find_elements(By.CSS_SELECTOR, "#same details:not([open])")
+
+
 def test_names_of_users_are_read_and_not_run(tmp_path: Path) -> None:
     built = Builder(tmp_path / "odd-1111", name=HOSTILE, labels=[HOSTILE])
     built.trial(hidden=HOSTILE).attempt().log(f"{HOSTILE}\n")
