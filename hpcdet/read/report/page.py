@@ -17,6 +17,7 @@ from hpcdet.read.report.scale import number, slot_time
 from hpcdet.read.report.step_phases import steps, use, uses
 from hpcdet.read.sections.redaction import Redaction
 from hpcdet.read.sections.whole import NAMES, ReportView
+from hpcdet.read.usage import slot_hours
 from hpcdet.read.usage.spans import KINDS
 from hpcdet.read.views import describe
 from hpcdet.read.views.items import encode, shape, typed
@@ -43,6 +44,9 @@ TITLES = {
 assert tuple(TITLES) == NAMES
 
 
+_IDLE = slot_hours.KINDS["overhead"].lower()
+
+
 def content(report: ReportView, gathered: Gathered, redaction: Redaction) -> dict[str, Any]:
     """Return the template's variables."""
     shown = report.sections
@@ -64,10 +68,7 @@ def content(report: ReportView, gathered: Gathered, redaction: Redaction) -> dic
         "timeline": timeline_chart.timeline(shown.timeline),
         "used": used,
         "phase_words": PHASES,
-        "signs": timeline_chart.MARKS,
-        "wrong": timeline_chart.WRONG,
-        "kinds": KINDS,
-        "cost": describe.cost(shown.numbers.spent, lambda hours: slot_time(hours * 3600)),
+        "cost": describe.cost(shown.numbers.spent, lambda hours: slot_time(hours * 3600), _IDLE),
     }
 
 

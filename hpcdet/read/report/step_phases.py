@@ -53,10 +53,12 @@ class Steps:
     """The template's data on the bars.
 
     Attributes:
+        recorded: trials with such records; ``left_out``: of these, trials without a bar.
         phases: (colour, words) of each, in order.
     """
 
     bars: list[Bar]
+    recorded: int
     left_out: int
     phases: list[tuple[int, str]]
     stragglers: list[timing.Straggler]
@@ -80,6 +82,7 @@ def steps(gathered: Gathered) -> Steps | None:
             _bar(trial, TOP + row * LANE, times, colours)
             for row, (trial, times) in enumerate(shown)
         ],
+        recorded=len(trials),
         left_out=len(trials) - len(shown),
         phases=[(colours[name], timing.PHASES.get(name, name)) for name in names],
         stragglers=[one for trial, _ in trials for one in timing.stragglers(timing.ranks(trial))],
@@ -96,7 +99,7 @@ def _bar(trial: GatheredTrial, y: float, times: timing.Times, colours: dict[str,
         width = (WIDTH - LEFT - RIGHT) * times.share(name)
         if width:
             about = f"trial {trial.number}, {timing.PHASES.get(name, name)}"
-            title = f"{about}: {times.share(name):.1%}"
+            title = f"{about}: {100 * times.share(name):.3g} %"
             parts.append(StepPart(colour, round(x, 2), round(width, 2), title))
         x += width
     return Bar(trial.number, y, parts, [times.share(name) for name in colours], timing.wall(trial))

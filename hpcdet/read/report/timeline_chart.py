@@ -63,6 +63,10 @@ class Timeline:
     """The template's data on the lanes."""
 
     lanes: list[ChartLane]
+    kinds: dict[str, str]
+    """What its colours mean, of those that occur."""
+    signs: dict[str, str]
+    """What its signs mean, likewise."""
     left_out: int
     x_ticks: list[tuple[float, str]]
     length: str
@@ -81,8 +85,13 @@ def timeline(section: Section) -> Timeline | None:
     x = Scale(0.0, section.length_s, LEFT, WIDTH - RIGHT)
     lanes = [_lane(lane, TOP + LANE * n, x) for n, lane in enumerate(section.lanes)]
     bottom = TOP + LANE * len(lanes)
+    drawn = {bar.kind for lane in lanes for bar in lane.bars}
+    signs = {mark.sign for lane in lanes for mark in lane.ends}
+    words = {sign: reason for reason, sign in MARKS.items()} | {WRONG: "failed or lost"}
     return Timeline(
         lanes=lanes,
+        kinds={kind: word for kind, word in KINDS.items() if kind in drawn},
+        signs={sign: word for sign, word in words.items() if sign in signs},
         left_out=section.left_out,
         x_ticks=[(x(tick), units.duration(tick)) for tick in times(section.length_s)],
         length=units.duration(section.length_s),

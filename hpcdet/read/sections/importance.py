@@ -113,7 +113,7 @@ def importance(
         return none(f"the trials do not fit the search space: {error}")
     names = [name for name, count in counts.items() if count == n]
     if not names:
-        return none("no hyperparameter varies in all trials")
+        return none("the search space has no hyperparameter that varies in all trials")
     shares = optuna.importance.get_param_importances(
         study, evaluator=optuna.importance.PedAnovaImportanceEvaluator(), params=names
     )

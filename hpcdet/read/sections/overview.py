@@ -172,7 +172,7 @@ def _notes(
         yield "Nothing has run yet."
     running = sum(not row.reason for row in attempts)
     if running:
-        yield f"{running} attempt{'s have' if running > 1 else ' has'} not ended."
+        yield f"{running:,} attempt{'s have' if running > 1 else ' has'} not ended."
     if status.why:
         yield str(status.why)
     if waits and status.state not in states.ENDED:
@@ -184,9 +184,9 @@ def _notes(
         yield f"The best trial, {best.trial}, has failed: its value is of a report before that."
     silent = sum(row.best is None for row in status.trials)
     if silent and len(status.trials) > silent:
-        yield f"{silent} of {len(status.trials)} trials have no value of {status.metric}."
+        yield f"{silent:,} of {len(status.trials):,} trials have no value of {status.metric}."
     if trials.left_out:
-        yield f"{trials.left_out} trials are left out of tables and charts; the best are there."
+        yield f"{trials.left_out:,} trials are left out of tables and charts; the best are there."
 
 
 def numbers(

@@ -218,8 +218,8 @@ def _stop(
         nobody = share in (None, "0")  # "the best 0": so searches said it before
         bound = "nobody went on yet" if nobody else f"among the best {share} of {ranked[2]}"
         others = int(ranked[2]) - 1
-        compared = f"{others} other trial{'s' if others != 1 else ''} that had reported there"
-        compared += f": rank {ranked[1]}"
+        known = f"{others or 'no'} other trial{'s' if others != 1 else ''}"
+        compared = f"{known} that had reported there: rank {ranked[1]}"
     elif beyond:
         bound = beyond[1]
     return StopView(

@@ -107,7 +107,7 @@ class TimelineSection:
     length_s: float
     """Seconds from then to the last end, or until the report was made."""
     lanes: list[LaneView]
-    """A lane for each trial; where there are very many, those of the best and the failed."""
+    """A lane for each trial; where there are very many, of the best, the failed, the running."""
     left_out: int
     """Trials without a lane."""
     attempts: list[AttemptView]
@@ -158,12 +158,16 @@ def _ordered(rows: Sequence[StepView], order: Sequence[int]) -> list[StepView]:
     return sorted(rows, key=lambda row: place.get(row.trial, len(place)))
 
 
-def lanes(trials: Sequence[int], order: Sequence[int], failed: set[int], most: int) -> list[int]:
-    """Return the trials that have a lane, by number: the best and the failed where not all do."""
+def lanes(trials: Sequence[int], order: Sequence[int], telling: set[int], most: int) -> list[int]:
+    """Return the trials that have a lane, by number: the best and telling ones where not all do.
+
+    Args:
+        telling: those that failed or run.
+    """
     if len(trials) <= most:
         return list(trials)
     first = [trial for trial in order[: most // 2] if trial in set(trials)]
-    rest = [*sorted(failed), *order, *trials]
+    rest = [*sorted(telling), *order, *trials]
     return sorted(list(dict.fromkeys([*first, *rest]))[:most])
 
 

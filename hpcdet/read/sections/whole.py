@@ -166,14 +166,15 @@ def report(
     extent = extent or ReportExtent()
     status = views.status(gathered)
     attempts = [_at(row, now) for row in views.attempts(gathered)]
-    found = spans(gathered, now)
-    held = slot_hours.pieces(gathered, costs.until(gathered, now))
+    until = costs.until(gathered, now)
+    found = spans(gathered, until)
+    held = slot_hours.pieces(gathered, until)
     hours = slot_hours.added(held, -math.inf, math.inf)
     order = trial_rows.ranking(status)
     rows = trial_rows.section(gathered, status, held, extent)
-    failed = {row.trial for row in status.trials if row.state == "ERROR"}
+    telling = {row.trial for row in status.trials if row.state in ("ERROR", "RUNNING")}
     with_spans = sorted({span.trial for span in found})
-    shown = time_spent.lanes(with_spans, order, failed, extent.lanes)
+    shown = time_spent.lanes(with_spans, order, telling, extent.lanes)
     saved = views.checkpoints(gathered)
     spent = costs.spent(gathered, now=now)
     return ReportView(

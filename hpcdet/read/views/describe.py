@@ -150,9 +150,9 @@ def _numbers(trials: Sequence[int]) -> str:
     return ", ".join(map(str, trials[:20])) + (" …" if len(trials) > 20 else "")
 
 
-def cost(spent: SpentView, amount: Callable[[float], str]) -> str:
-    """Return the parts of a cost; ``amount`` formats slot hours."""
-    parts = [f"{amount(spent.overhead_slot_hours)} of it overhead"]
+def cost(spent: SpentView, amount: Callable[[float], str], idle: str = "overhead") -> str:
+    """Return the parts of a cost; ``amount`` formats slot hours, ``idle`` names the overhead."""
+    parts = [f"{amount(spent.overhead_slot_hours)} of it {idle}"]
     if spent.charged_slot_hours:
         parts.append(f"{amount(spent.charged_slot_hours)} charged by accounting")
     if spent.reserved_slot_hours:

@@ -15,7 +15,7 @@ function smoothed(values, weight) {
   });
 }
 
-// Curves over several decades begin on a logarithmic axis.
+// Curves over several decades have a logarithmic axis where nothing else was chosen.
 function steep(one) {
   const values = (one?.lines ?? []).flatMap((line) => line.points.value).filter((value) => value !== null);
   return values.length > 0 && Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) >= 100;
@@ -32,7 +32,7 @@ function curveTools() {
   const log = make("input", { type: "checkbox", id: "curve-log", onchange: () => change({ log: log.checked }) });
   const smooth = make("input", { type: "range", id: "curve-smooth", min: 0, max: 0.95, step: 0.05,
     oninput: () => change({ smooth: Number(smooth.value) }) });
-  const sync = () => { across.value = state.x; log.checked = state.log; smooth.value = state.smooth; };
+  const sync = () => { across.value = state.x; log.checked = state.log ?? steep(data.curves.charts[0]); smooth.value = state.smooth; };
   watch(["x", "log", "smooth"], sync);
   place.append(make("label", {}, "Horizontal axis", across), make("label", {}, "Smoothing", smooth),
     make("label", { class: "flag" }, log, "Logarithmic values"));
@@ -78,14 +78,16 @@ function curveChart(figure) {
     const lines = [...own.lines].reverse();
     const series = lines.flatMap((line) => curveSeries(line, among === null || among.has(line.trial)));
     const values = own.lines.flatMap((line) => line.points.value).filter((value) => value !== null);
-    const log = state.log && values.every((value) => value > 0);
+    const log = (state.log ?? steep(own)) && values.every((value) => value > 0);
     const named = own.lines.slice(0, 8).map((line) => ({ name: `trial ${line.trial}` }));
+    const room = 60 + 7 * Math.max(...named.map((one) => one.name.length));
+    const high = Math.ceil(named.length / Math.max(1, Math.floor($(".plot", figure).clientWidth / room)));
     return {
-      grid: { left: 8, right: 16, top: named.length > 1 ? 44 : 16, bottom: 40, containLabel: true },
-      xAxis: axis("value", X_NAMES[state.x]),
+      grid: { left: 8, right: 16, top: named.length > 1 ? 24 + 20 * high : 16, bottom: 40, containLabel: true },
+      xAxis: axis("value", X_NAMES[state.x], { max: "dataMax" }),
       yAxis: axis(log ? "log" : "value", "", { nameGap: 40 }),
-      legend: { show: named.length > 1, type: "scroll", top: 0, data: named, textStyle: { color: colour("ink") },
-        pageTextStyle: { color: colour("faint") }, inactiveColor: colour("faint"), selectedMode: false },
+      legend: { show: named.length > 1, top: 0, data: named, itemWidth: 32, itemStyle: { opacity: 0 }, textStyle: { color: colour("ink") },
+        selectedMode: false },
       dataZoom: [{ type: "inside", zoomOnMouseWheel: "ctrl", moveOnMouseMove: "ctrl", filterMode: "none" }],
       tooltip: { ...base().tooltip, trigger: "item",
         formatter: (at) => `${at.seriesName}\n${X_NAMES[state.x]}: ${short(at.value[0])}\n${own.name}: ${short(at.value[1])}` },
@@ -103,17 +105,19 @@ function matrixChart(figure) {
   const table = $("table.matrix", figure);
   const all = own.frames.flatMap((frame) => frame.value.flat());
   const low = Math.min(...all), high = Math.max(...all);
+  const [height, width] = [own.frames[at].value.length, own.frames[at].value[0].length], few = height * width <= 144;
+  Object.assign($(".plot", figure).style, { height: `${Math.min(352, 70 * height + 70)}px`, maxWidth: `${110 * width + 130}px` });
   const drawn = chart(figure, [], () => {
     const value = own.frames[at].value;
     const cells = value.flatMap((row, y) => row.map((cell, x) => (
-      { value: [x, y, cell], label: inkOn((cell - low) / (high - low || 1)) })));
+      { value: [x, y, cell], label: few ? inkOn((cell - low) / (high - low || 1), "ink") : {} })));
     return {
-      grid: { left: 8, right: 70, top: 8, bottom: 36, containLabel: true },
+      grid: { left: 8, right: 70, top: 24, bottom: 36, containLabel: true },
       xAxis: axis("category", "column", { data: value[0].map((_, n) => String(n)) }),
-      yAxis: axis("category", "", { data: value.map((_, n) => String(n)), inverse: true }),
-      visualMap: { min: low, max: high, right: 0, top: "middle", precision: 3, itemHeight: 120,
-        inRange: { color: [colour("low"), colour("high")] }, textStyle: { color: colour("ink") } },
-      series: [{ type: "heatmap", data: cells, label: { show: cells.length <= 144,
+      yAxis: axis("category", "row", { data: value.map((_, n) => String(n)), inverse: true, nameLocation: "start", nameGap: 8, nameTextStyle: { color: colour("faint"), align: "right" } }),
+      visualMap: { min: low, max: high, right: 0, top: "middle", precision: 3, itemHeight: 80, text: [short(high), short(low)],
+        inRange: { color: [colour("low"), colour("ink")] }, textStyle: { color: colour("ink") } },
+      series: [{ type: "heatmap", data: cells, label: { show: few,
         formatter: (one) => short(one.value[2]) } }],
     };
   });
@@ -137,9 +141,18 @@ function timelineChart(figure) {
   const bars = lanes.flatMap((lane, y) => lane.spans.map((span) => [y, span.start, span.end, span.kind, span.attempt]));
   const ticks = lanes.flatMap((lane, y) => lane.checkpoints.map((at) => [at, y]));
   const ends = lanes.flatMap((lane, y) => lane.ends.map((end) => ({ value: [end.at, y, end.attempt, end.reason] })));
-  const unit = length > 172800 ? [86400, "days"] : length > 7200 ? [3600, "hours"] : length > 300 ? [60, "minutes"] : [1, "seconds"];
-  const step = [1, 2, 5, 10, 15, 20, 30, 60, 120, 240, 480, 1000, 2500, 5000, 10000].find((one) => length / unit[0] / one <= 7) || 1e5;
-  const clock = (seconds) => `${short(seconds / unit[0])} ${unit[1]}`;
+  const unitOf = (seconds) => (seconds > 172800 ? [86400, "days"] : seconds > 7200 ? [3600, "hours"] : seconds > 300 ? [60, "minutes"] : [1, "seconds"]);
+  const clock = (seconds, unit = unitOf(seconds)) => `${short(seconds / unit[0])} ${unit[1]}`;
+  // the hours of the lanes that are seen
+  const hours = (first, last) => {
+    const seen = lanes.slice(first, last + 1).flatMap((lane) => lane.spans);
+    const begin = Math.min(length, ...seen.map((one) => one.start)), end = Math.max(0, ...seen.map((one) => one.end));
+    const unit = unitOf(end - begin);
+    const step = unit[0] * ([1, 2, 5, 10, 15, 20, 30, 60, 120, 240, 480, 1000, 2500, 5000, 10000].find((one) => (end - begin) / unit[0] / one <= 7) || 1e5);
+    return axis("value", `${unit[1]} since the first trial was made`, { min: Math.floor(begin / step) * step, max: end, interval: step,
+      axisLabel: { color: colour("faint"), hideOverlap: true, showMaxLabel: end % step === 0, formatter: (at) => short(at / unit[0]) } });
+  };
+  let seen = [0, Math.min(lanes.length, most) - 1];
   const rectangle = (_, api) => {
     const [y, start, end] = [api.value(0), api.value(1), api.value(2)];
     const kind = bars[_.dataIndex][3];
@@ -148,15 +161,13 @@ function timelineChart(figure) {
     return { type: "rect", shape: { x: from[0], y: from[1] - high / 2, width: Math.max(to[0] - from[0], 0.5), height: high },
       style: { fill: colour(kind) } };
   };
-  chart(figure, ["pick"], () => ({
+  const drawn = chart(figure, ["pick"], () => ({
     grid: { left: 8, right: lanes.length > most ? 44 : 16, top: 8, bottom: 40, containLabel: true },
-    xAxis: axis("value", `${unit[1]} since the first trial was made`, { min: 0, max: length, interval: step * unit[0],
-      axisLabel: { color: colour("faint"), hideOverlap: true, showMaxLabel: length % (step * unit[0]) === 0,
-        formatter: (at) => short(at / unit[0]) } }),
+    xAxis: hours(...seen),
     yAxis: axis("category", "", { data: names, inverse: true, splitLine: { show: false }, axisTick: { show: false },
       axisLabel: { color: (name) => colour(state.pick.includes(Number(name)) ? "ink" : "faint") } }),
     dataZoom: lanes.length > most
-      ? [{ type: "slider", yAxisIndex: 0, startValue: 0, endValue: most - 1, width: 14, right: 8, showDetail: false,
+      ? [{ type: "slider", yAxisIndex: 0, startValue: seen[0], endValue: seen[1], width: 14, right: 8, showDetail: false,
         brushSelect: false, borderColor: colour("line"), fillerColor: colour("line"), handleStyle: { color: colour("faint") } }]
       : [],
     tooltip: { ...base().tooltip, formatter: (at) => {
@@ -172,4 +183,9 @@ function timelineChart(figure) {
         textBorderColor: colour("paper"), textBorderWidth: 3, formatter: (at) => data.signs[at.value[3]] || data.wrong } },
     ],
   }));
+  drawn.on("datazoom", () => {
+    const { startValue, endValue } = drawn.getOption().dataZoom[0];
+    seen = [startValue, endValue];
+    drawn.setOption({ xAxis: hours(...seen) });
+  });
 }

@@ -14,7 +14,6 @@ async function main() {
   const unpacking = unpacked("engine");
   data = JSON.parse(await unpacked("data"));
   rows = new Map(data.trials.rows.map((row) => [row.trial, row]));
-  START.log = steep(data.curves.charts[0]);
   state = readFragment();
   trialTable();
   curveTools();
@@ -25,7 +24,9 @@ async function main() {
   const figures = $$("figure[data-chart]");
   for (const figure of figures) figure.classList.add("drawn"); // at once: each change lays the page out anew
   for (const figure of figures) DRAW[figure.dataset.chart](figure);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((one) => one.draw()));
+  for (const media of ["print", "(prefers-color-scheme: dark)"]) {
+    matchMedia(media).addEventListener("change", () => charts.forEach((one) => one.draw()));
+  }
   addEventListener("hashchange", () => {
     const given = readFragment();
     const bare = !location.hash.includes("?");

@@ -6,16 +6,19 @@ const shade = () => [colour("high"), colour("low")];
 function historyChart(figure) {
   const points = data.search.history;
   const log = spread(points.map((one) => one.value));
+  // a series of lines would leave out steps of a pixel or two, and be slanted there
+  const stairs = (_, api) => ({ type: "polyline", style: { stroke: colour("front"), lineWidth: 2, fill: "none" }, shape: {
+    points: points.flatMap((one, n) => [[one.n, points[Math.max(0, n - 1)].best], [one.n, one.best]]).map((at) => api.coord(at)) } });
   chart(figure, ["pick"], () => ({
-    grid: { left: 8, right: 16, top: 30, bottom: 40, containLabel: true },
-    legend: { top: 0, selectedMode: false, textStyle: { color: colour("ink") } },
-    xAxis: axis("value", "trials ended", { minInterval: 1 }),
-    yAxis: axis(log ? "log" : "value", ""),
+    grid: { left: 8, right: 16, top: 44, bottom: 40, containLabel: true },
+    legend: { top: 0, selectedMode: false, textStyle: { color: colour("ink") },
+      data: [{ name: "trials" }, { name: "best so far", icon: "path://M0,0H28V2H0Z" }] },
+    xAxis: axis("value", "trials ended", { minInterval: 1, max: "dataMax" }),
+    yAxis: axis(log ? "log" : "value", data.search.metric, { nameLocation: "end", nameGap: 8, nameTextStyle: { color: colour("faint"), align: "left" } }),
     tooltip: { ...base().tooltip, formatter: (at) => `trial ${points[at.dataIndex].trial}\n${data.search.metric}: ${short(at.value[1])}` },
     series: [
-      { type: "scatter", name: "trials", data: points.map((one) => [one.n, one.value]), symbolSize: 5, itemStyle: { color: colour("s8") } },
-      { type: "line", name: "best so far", step: "end", showSymbol: false, data: points.map((one) => [one.n, one.best]),
-        lineStyle: { color: colour("front"), width: 2 }, itemStyle: { color: colour("front") } },
+      { type: "scatter", name: "trials", data: points.map((one) => [one.n, one.value]), symbolSize: 5, itemStyle: { color: colour("s8"), opacity: points.length > 300 ? 0.5 : 1 } },
+      { type: "custom", name: "best so far", z: 3, silent: true, clip: true, data: [[points.at(-1).n, points.at(-1).best]], itemStyle: { color: colour("front") }, renderItem: stairs },
     ],
   })).on("click", (at) => at.seriesName === "trials" && toggle(points[at.dataIndex].trial));
 }
@@ -34,28 +37,31 @@ function parallelChart(figure) {
   const log = spread(ranked().map((row) => row.best));
   const ids = [...axes.map((one) => one.name), METRIC];
   let telling = false;
+  // a name that is wider than its room goes on below
+  const folded = (name) => (6 * name.length > (narrow() ? 66 : $(".plot", figure).clientWidth / ids.length) ? name.replace(/_(?=[^_]*$)/, "_\n") : name);
   const narrow = () => $(".plot", figure).clientWidth < 60 * ids.length;
   const drawn = chart(figure, ["q", "states", "pick", "brush"], () => {
     const label = (n) => ({ color: colour("ink"), fontSize: 11, hideOverlap: true, textBorderColor: colour("paper"), textBorderWidth: 3, formatter: n === ids.length - 1 || axes[n].kind !== "category"
       ? short : (at) => (String(axes[n].values[at] ?? at).slice(0, 14)) });
-    const common = (n) => ({ dim: n, id: `axis-${n}`, nameTextStyle: { color: colour("ink"), fontSize: 11 }, axisLabel: label(n),
+    const common = (n) => ({ dim: n, id: `axis-${n}`, nameTextStyle: { color: colour("ink"), fontSize: 11, lineHeight: 13 }, axisLabel: label(n),
       axisLine: { lineStyle: { color: colour("faint") } }, axisTick: { lineStyle: { color: colour("faint") } },
       areaSelectStyle: { width: 16, color: colour("ink"), opacity: 0.2, borderColor: colour("ink") },
-      nameTruncate: { maxWidth: Math.max(56, $(".plot", figure).clientWidth / ids.length - 8) }, nameLocation: "end" });
+      nameTruncate: { maxWidth: narrow() ? 84 : Math.max(56, $(".plot", figure).clientWidth / ids.length - 8) }, nameLocation: "end" });
     const chosen = filtered().filter((row) => typeof row.best === "number");
     const marks = (row) => ({ value: [...axes.map((one) => place(row, one)), row.best, row.rank], name: String(row.trial),
       lineStyle: state.pick.includes(row.trial) ? { width: 4, opacity: 1 } : {} });
+    const opacity = Math.max(0.1, Math.min(0.8, 200 / chosen.length));
     return {
-      parallel: { left: 44, right: 60, top: 36, bottom: 20, layout: narrow() ? "vertical" : "horizontal", parallelAxisDefault: { realtime: false } },
+      parallel: { left: 44, right: narrow() ? 88 : 60, top: narrow() ? 20 : 44, bottom: 20, layout: narrow() ? "vertical" : "horizontal", parallelAxisDefault: { realtime: false } },
       parallelAxis: [
-        ...axes.map((one, n) => ({ ...common(n), name: one.name, scale: true,
+        ...axes.map((one, n) => ({ ...common(n), name: folded(one.name), scale: true,
           type: one.kind === "log" ? "log" : "value",
           ...(one.kind === "category" ? { min: 0, max: Math.max(1, one.values.length - 1), interval: 1 } : {}) })),
-        { ...common(axes.length), name: metric, type: log ? "log" : "value", scale: true, inverse: smaller, nameLocation: smaller ? "start" : "end" },
+        { ...common(axes.length), name: folded(metric), type: log ? "log" : "value", scale: true, inverse: smaller, nameLocation: smaller ? "start" : "end" },
       ],
       visualMap: { show: false, dimension: ids.length, min: 1, max: Math.max(2, ranked().length), inRange: { color: shade() } },
-      series: [{ type: "parallel", data: chosen.reverse().map(marks), lineStyle: { width: chosen.length > 300 ? 1 : 1.75, opacity: chosen.length > 300 ? 0.45 : 0.8 },
-        inactiveOpacity: 0.04, activeOpacity: 0.9, progressive: 0, smooth: false }],
+      series: [{ type: "parallel", data: chosen.reverse().map(marks), lineStyle: { width: chosen.length > 300 ? 1 : 1.75, opacity },
+        inactiveOpacity: 0.04, activeOpacity: Math.max(0.3, opacity), progressive: 0, smooth: false }],
       tooltip: { show: false },
     };
   }, tell);
@@ -233,9 +239,9 @@ function importanceChart(figure) {
   $(".plot", figure).style.height = `${found.length * 26 + 50}px`;
   chart(figure, [], () => ({
     grid: { left: 8, right: 56, top: 8, bottom: 36, containLabel: true },
-    xAxis: axis("value", "share of importance", { min: 0 }),
+    xAxis: axis("value", "importance, %", { min: 0 }),
     yAxis: axis("category", "", { data: found.map((row) => row.name), axisLabel: { color: colour("ink"), width: 140, overflow: "truncate" } }),
-    series: [{ type: "bar", data: found.map((row) => row.importance), itemStyle: { color: colour("high") }, barMaxWidth: 14,
-      label: { show: true, position: "right", color: colour("ink"), formatter: (at) => `${short(100 * at.value)} %` } }],
+    series: [{ type: "bar", data: found.map((row) => 100 * row.importance), itemStyle: { color: colour("faint") }, barMaxWidth: 14,
+      label: { show: true, position: "right", color: colour("ink"), formatter: (at) => `${short(Number(at.value.toPrecision(3)))} %` } }],
   }));
 }

@@ -22,7 +22,7 @@ async function unpacked(id) {
 
 const START = {
   section: "", q: "", states: "", sort: "", hide: [], brush: {}, pick: [],
-  x: "step", log: false, smooth: 0, sx: "", hx: "", hy: "",
+  x: "step", log: null, smooth: 0, sx: "", hx: "", hy: "",
 };
 let state = structuredClone(START);
 let data = null;
@@ -59,7 +59,7 @@ function writeFragment() {
   for (const key of ["q", "states", "sort", "x", "sx", "hx", "hy"]) {
     if (state[key] !== START[key]) said.set(key, state[key]);
   }
-  if (state.log !== START.log) said.set("log", state.log ? "1" : "0");
+  if (state.log !== null) said.set("log", state.log ? "1" : "0");
   if (state.smooth) said.set("smooth", state.smooth);
   if (state.pick.length) said.set("pick", state.pick.join(","));
   if (state.hide.length) said.set("hide", state.hide.map(encodeURIComponent).join(","));
@@ -137,7 +137,7 @@ function short(value) {
   if (typeof value !== "number") return word(value);
   if (Number.isInteger(value) && Math.abs(value) < 1e7) return value.toLocaleString("en");
   const size = Math.abs(value);
-  if (size < 1e-3 || size >= 1e7) return value.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e");
+  if (size < 1e-4 || size >= 1e7) return value.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e");
   return String(Number(value.toPrecision(4)));
 }
 
@@ -184,8 +184,13 @@ function axis(kind, name, more = {}) {
   };
 }
 
-// Ink on a cell of the sequential scale, at a place from 0, pale, to 1, strong.
-const inkOn = (share) => ({ color: colour(share > 0.45 ? "paper" : "ink") });
+// Black or white, for words on a cell of a sequential scale, at a place from 0, pale, to 1, strong.
+function inkOn(share, strong = "high") {
+  const parts = (name) => [1, 3, 5].map((at) => parseInt(colour(name).slice(at, at + 2), 16) / 255);
+  const high = parts(strong), cell = parts("low").map((one, n) => one + share * (high[n] - one));
+  const light = cell.reduce((sum, one, n) => sum + [0.2126, 0.7152, 0.0722][n] * one ** 2.2, 0);
+  return { color: light > 0.18 ? "#000000" : "#ffffff" };
+}
 
 const spread = (values) => {
   const known = values.filter((value) => typeof value === "number");

@@ -72,7 +72,7 @@ function trialTable() {
   function show() {
     const shown = left();
     for (const [trial, line] of lines) line.hidden = !shown.has(trial);
-    $("#shown").textContent = `${shown.size} of ${rows.size} trials`;
+    $("#shown").textContent = `${short(shown.size)} of ${short(rows.size)} trials`;
   }
 
   watch(["hide"], columns);
@@ -94,7 +94,7 @@ function trialTable() {
   // thousands of rows are as they should be where nothing is chosen
   if (state.sort) order();
   if (narrowed()) show();
-  else $("#shown").textContent = `${rows.size} of ${rows.size} trials`;
+  else $("#shown").textContent = `${short(rows.size)} of ${short(rows.size)} trials`;
   if (state.hide.length) columns();
   if (state.pick.length) pick();
   table.dataset.ready = "";
