@@ -283,10 +283,10 @@ def main() -> int:
     only = parser.parse_args().only
     name = f"gov-{os.getpid()}"
     cluster = slurm.SlurmCluster(name, Options(accounting=False))
-    cluster.up(os.getpid())
     claims: list[Claimed] = []
-    try:
-        with tempfile.TemporaryDirectory(prefix="hpcdet-governed-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hpcdet-governed-") as folder:
+        cluster.up(os.getpid())
+        try:
             bench = Bench(cluster, Path(folder))
             bench.nodes.advertise(*GOOD)
             bench.nodes.attest(*GOOD)
@@ -306,8 +306,8 @@ def main() -> int:
                 claims += found
                 tell(found)
                 print(f"     ({part}: {time.monotonic() - began:.0f} s)", flush=True)
-    finally:
-        cluster.down()
+        finally:
+            cluster.down()  # before the folder goes: workers that leave still write there
     return conclude("governed-scheduling", claims, whole=not only)
 
 
