@@ -299,6 +299,18 @@ def test_spare_jobs_form_a_chain_behind_each_worker_where_there_are_no_arrays(
     assert len(world.scheduler.jobs) == 7
 
 
+def test_spare_jobs_are_not_held_for_a_limit_of_running_jobs(tmp_path: Path) -> None:
+    """Where nobody submits, there may be nobody to release them."""
+    site = {"scheduler": "pbs", "capabilities": NOBODY, "limits": {"max_running": 2}}
+    search = {"max_concurrent_trials": 3}
+    world = World.make(tmp_path, Waves(3, 3), site, searcher=search, worker={"spares": 4})
+    world.scheduler.able = Capabilities(arrays=False)
+    holder = world.holder()
+    turns = [advance(world.paths, holder), later(world, holder, 1), later(world, holder, 1)]
+    assert behind(world) == [[], [], ["1"], ["2"], ["3"], ["4"]]
+    assert not [text for turn in turns for text in turn.actions if "hold" in text]
+
+
 def test_a_full_queue_makes_the_chain_of_spare_jobs_shorter(tmp_path: Path) -> None:
     site = {"scheduler": "pbs", "capabilities": NOBODY}
     world = World.make(tmp_path, Waves(1, 1), site, worker={"spares": 9})

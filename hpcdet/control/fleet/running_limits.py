@@ -79,7 +79,9 @@ def room(holder: Holder, seen: FleetView, wanted: int) -> Room | None:
     agreed = running_shares.agree(_file(site), mine, bounds, queue, _sentinels(holder))
     tasks, holder.pace.stranded = agreed.may, agreed.stranded
     of_jobs = running_shares.split(tasks, running, waiting)
-    kept = [job for job in waiting if not of_jobs[job] and not running[job]]
+    # a spare job takes the place of the one that it waits for
+    spare = {s.job for i, s in holder.watch.files.submissions() if i.spares == i.tasks}
+    kept = [job for job in waiting if not (of_jobs[job] or running[job] or job in spare)]
     holder.pace.kept = dict.fromkeys(kept, why)
     if tasks > len(live):
         holder.pace.full_since = ""
