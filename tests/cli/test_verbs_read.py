@@ -673,7 +673,9 @@ def test_explain_says_where_starting_took_most_of_the_time(cli: Cli) -> None:
     [used] = cli("usage", "-o", "json").items
     hours = used["slot_hours"]
     share = hours["starting"] / hours["allocated"]
-    assert said["finding"].startswith(f"slow: starting: {share:.0%} of the slot hours (2 s from")
+    assert said["finding"].startswith(
+        f"slow: starting: {100 * share:.0f} % of the slot hours (2 s from"
+    )
     assert "hpcdet eff digits-7f3a --waste" in said["next"]
     cli("eff", "digits-7f3a", "--waste")
     attempt = built.trial().attempt()

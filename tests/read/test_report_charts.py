@@ -118,7 +118,8 @@ def test_captions_speak_of_charts_only_where_there_are_some(
     page.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     page.get(searched)
     seen = " ".join(one.text for one in page.find_elements("css selector", "figcaption"))
-    assert "Spearman" in seen and "Drag along" not in seen and "slider" not in seen
+    assert "Spearman" in seen
+    assert all(word not in seen for word in ("Each line", "Drag along", "slider", "largest dot"))
 
 
 def test_paper_is_light_and_has_what_is_folded(page: webdriver.Chrome, searched: str) -> None:
@@ -136,6 +137,9 @@ def test_paper_is_light_and_has_what_is_folded(page: webdriver.Chrome, searched:
     height = "document.querySelector('figure[data-chart={}] .plot').clientHeight"
     assert ask(page, height.format("scatter")) > 100  # it has no drawing of another kind
     assert ask(page, height.format("curve")) == 0
+    words = "document.querySelector('#search').innerText"
+    assert "the stronger its colour" in ask(page, words)
+    assert all(word not in ask(page, words) for word in ("Drag along", "Show from"))
     legend = "document.querySelector('figure[data-chart=curve] ul.legend')"
     assert ask(page, f"getComputedStyle({legend}).display") == "flex"
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})

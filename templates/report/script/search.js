@@ -98,7 +98,7 @@ function parallelChart(figure) {
 
 function axisInputs(figure) {
   const table = $("table[data-table=axes]", figure);
-  table.tHead.rows[0].append(make("th", { scope: "col" }, "Show from"), make("th", { scope: "col" }, "to"));
+  table.tHead.rows[0].append(make("th", { scope: "col", class: "moving" }, "Show from"), make("th", { scope: "col", class: "moving" }, "to"));
   for (const one of data.trials.axes) {
     const line = $$("tbody tr", table).find((row) => row.dataset.axis === one.name);
     const put = (value) => {
@@ -109,7 +109,7 @@ function axisInputs(figure) {
     if (one.kind === "category") {
       const chosen = make("select", { "aria-label": `show ${one.name}`, onchange: () => put(chosen.value || null) },
         make("option", { value: "" }, "all"), ...one.values.map((value) => make("option", { value }, value)));
-      line.append(make("td", { colspan: 2 }, chosen));
+      line.append(make("td", { colspan: 2, class: "moving" }, chosen));
       watch(["brush"], () => { chosen.value = state.brush[one.name] ?? ""; });
       chosen.value = state.brush[one.name] ?? "";
       continue;
@@ -126,7 +126,7 @@ function axisInputs(figure) {
       low.value = bounds ? bounds[0][0] : "";
       high.value = bounds ? bounds.at(-1)[1] : "";
     };
-    line.append(make("td", {}, low), make("td", {}, high));
+    line.append(make("td", { class: "moving" }, low), make("td", { class: "moving" }, high));
     watch(["brush"], sync);
     sync();
   }
