@@ -191,7 +191,12 @@ class Api:
         At most ``points`` of each trial and name.
         """
         first, limit = query.number("cursor", 0, _TRIALS), query.number("limit", 4000, _MOST_POINTS)
-        points = query.number("points", _MOST_POINTS, _MOST_POINTS)
+        asked: dict[str, Any] = {
+            "name": query.text("name", "*"),
+            "group": query.text("group", "*"),
+            "x": query.one_of("x", ("step", "epoch", "wall"), "step"),
+            "points": query.number("points", _MOST_POINTS, _MOST_POINTS),
+        }
         with self._sources.gathered(self._sources.find(request.path_params["id"])) as gathered:
             one = _trial(gathered, query)
             numbers = [one] if one else [paths.number for paths in gathered.paths.trials()]
@@ -201,14 +206,7 @@ class Api:
                     continue
                 if len(rows) >= limit:
                     return envelope(request, "metrics", rows, next=str(number))
-                rows += measured.metrics(
-                    gathered,
-                    trial=number,
-                    name=query.text("name", "*"),
-                    group=query.text("group", "*"),
-                    x=query.one_of("x", ("step", "epoch", "wall"), "step"),  # type: ignore[arg-type]
-                    points=points,
-                )
+                rows += measured.metrics(gathered, trial=number, **asked)
             return envelope(request, "metrics", rows)
 
     def logs(self, request: Request, query: Query) -> Response:

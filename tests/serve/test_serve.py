@@ -100,6 +100,7 @@ def test_metrics_come_trial_by_trial(served: Served) -> None:
         cursor = answer.get("next", "")
     assert cursor == "" and found == served.items("experiments/digits-7f3a/metrics")
     assert served.items(f"{address}0&trial=2") == [row for row in found if row["trial"] == 2]
+    assert served.ask(f"/api/v1/{address}4&x=").status == 400, "wrong, though no trial is left"
 
 
 def test_what_the_client_has_is_not_sent_again(served: Served) -> None:
