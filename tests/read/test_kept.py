@@ -91,6 +91,8 @@ def listed(root: Path) -> tuple[list[ExperimentView], list[str]]:
 @example(steps=["event", "update", "event", "update", "term", "update", "event", "close"])
 @example(steps=["end", "close", "update", "attempt", "update", "end"])
 @example(steps=["end", "update", "stop"])
+@example(steps=["checkpoint", "end", "update", "prune"])
+@example(steps=["checkpoint", "end", "update", "rewind"])
 @example(steps=["folder", "update", "progress"])
 @example(steps=["close", "update", ("validation", 3, "validation_loss", 0.5, 0)])
 def test_what_is_kept_says_what_the_files_say(
@@ -103,6 +105,7 @@ def test_what_is_kept_says_what_the_files_say(
     with pytest.MonkeyPatch.context() as patch:
         # each look is longer after the last one than a tick of a file system's clock
         patch.setattr(kept, "clock", lambda: next(times))
+        memory = Memory(play.built.paths, lambda: next(times))  # of a server that lives on
         for step in steps:
             if rows and _is_too_late(play, step):
                 continue
@@ -110,13 +113,14 @@ def test_what_is_kept_says_what_the_files_say(
                 for _ in range(2):  # after the second look, nothing that is unchanged is opened
                     views.status(play.built.paths)
                     listed(root)
+                    seen(memory.look())
             elif step == "half":  # its writer takes back what was cut off while a reader looked
                 _half(play)
             else:
                 play.do(step)
         paths = play.built.paths
         for _ in range(2):
-            assert seen(paths) == seen(Gathered(paths, afresh=True))
+            assert seen(paths) == seen(memory.look()) == seen(Gathered(paths, afresh=True))
             if rows:
                 afresh = of_each([paths], lambda p: views.brief(Gathered(p, afresh=True)))
                 assert listed(root) == afresh
