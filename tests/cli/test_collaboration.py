@@ -39,8 +39,8 @@ def test_a_name_is_changed_after_the_end_and_everywhere(cli: Cli, swept: Builder
     [status] = cli("status", "digits", "-o", "json").items
     assert named.items() <= status.items()
     assert "Ten digits, project lab/vision: yes: a=b" in cli("status", "digits").out
-    assert "no experiment that fits in" in cli("ls", "--project", "other").err
-    assert "no trial that fits in" in cli("ls", "--trials", "--user", "eve").err
+    assert f"no experiment in {cli.root} fits\n" in cli("ls", "--project", "other").err
+    assert f"no trial in {cli.root} fits\n" in cli("ls", "--trials", "--user", "eve").err
     [shown] = cli("show", "digits", "-o", "json").items
     assert named.items() <= shown.items()
     assert (shown["config"]["name"], shown["config"]["project"]) == ("Ten digits", "vision")

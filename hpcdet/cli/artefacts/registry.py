@@ -76,7 +76,8 @@ def ls(out: Output, sort: str, wheres: Sequence[str], archived: bool) -> None:
     conditions = [Condition.of(one) for one in wheres]
     found = version_views.newest(settings().registry, archived, conditions)
     rows = version_views.ordered(found.items, sort) if sort else found.items
-    empty = f"no model{' that fits' if wheres else 's'} in {settings().registry}"
+    where = f"in {settings().registry}"
+    empty = f"no model {where} fits" if wheres else f"no models {where}"
     out.emit(rows, COLUMNS, warnings=found.warnings, empty=empty)
 
 

@@ -51,7 +51,8 @@ def ls_command(
     filters = Filters(state, tag, user, project, oldest)
     rows, warnings = listed(settings().root, filters, trials=trials, sort=sort, limit=limit)
     one = "trial" if trials else "experiment"
-    empty = f"no {one}{'s' if filters == Filters() else ' that fits'} in {settings().root}"
+    where = f"in {settings().root}"
+    empty = f"no {one}s {where}" if filters == Filters() else f"no {one} {where} fits"
     columns: Sequence[Column] = LS
     if trials:
         from hpcdet.cli.observe import trial_table
