@@ -45,7 +45,7 @@ class Query:
         for value in self._given.getlist(name):
             words = [word.strip(" ") for word in value.split(",") if word.strip(" ")]
             if not words:
-                raise UsageError("it has no value", where=name, hint="leave it out for all")
+                raise UsageError("it has no value", where=name, hint="name one, or leave it out")
             found += words
         return found
 

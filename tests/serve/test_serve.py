@@ -137,6 +137,7 @@ def test_what_the_client_has_is_not_sent_again(served: Served) -> None:
         ("models?name=..%2f..%2fetc", 404, "no such model"),
         ("models?name=" + "x" * 300, 404, "no such model"),
         ("usage?by=,", 400, "no value"),
+        ("compare?ids=", 400, "name one, or leave it out"),
         ("usage?by=shoe", 400, "keys: user"),
         ("nothing", 404, "openapi.json"),
     ],
