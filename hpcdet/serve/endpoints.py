@@ -56,8 +56,8 @@ _ANY: Mapping[str, Any] = {"type": "string", "maxLength": LONGEST}
 _MANY: Mapping[str, Any] = {"type": "array", "items": {**_ANY, "pattern": "[^, ]"}}
 
 
-def _up_to(most: int) -> Mapping[str, Any]:
-    return {"type": "integer", "minimum": 0, "maximum": most}
+def _up_to(most: int, least: int = 0) -> Mapping[str, Any]:
+    return {"type": "integer", "minimum": least, "maximum": most}
 
 
 def _of(choices: Sequence[str]) -> Mapping[str, Any]:
@@ -89,7 +89,7 @@ ADDRESSES = (
             **dict.fromkeys(("tag", "user", "project"), _MANY),
             "q": _ANY,
             "sort": _of([sign + key for _, key, _ in keys(ExperimentView) for sign in ("", "-")]),
-            "limit": _up_to(_MOST_ROWS),
+            "limit": _up_to(_MOST_ROWS, 1),
             "cursor": _up_to(_TRIALS),
         },
     ),
@@ -105,7 +105,7 @@ ADDRESSES = (
             **_TRIAL,
             "x": _of(("step", "epoch", "wall")),
             "points": _up_to(_MOST_POINTS),
-            "limit": {**_up_to(_MOST_POINTS), "description": _WHOLE_TRIALS},
+            "limit": {**_up_to(_MOST_POINTS, 1), "description": _WHOLE_TRIALS},
             "cursor": _up_to(_TRIALS),
         },
     ),
@@ -120,7 +120,7 @@ ADDRESSES = (
             "grep": {**_ANY, "format": "regex", "description": _GREP},
             "after": _ANY,
             "level": _of(("", *logs.LEVELS)),
-            "limit": _up_to(_MOST_LINES),
+            "limit": _up_to(_MOST_LINES, 1),
         },
     ),
     Address(f"{_ONE}/events", "events", "events", {**_TRIAL, "kind": _MANY}),
@@ -165,8 +165,8 @@ class Api:
         )
         if wanted := query.text("q").lower():
             rows = [row for row in rows if wanted in _words(row)]
-        first, limit = query.number("cursor", 0, _TRIALS), query.number("limit", 100, _MOST_ROWS)
-        last = first + limit
+        first = query.number("cursor", 0, _TRIALS)
+        last = first + query.number("limit", 100, _MOST_ROWS, 1)
         more = {"next": str(last)} if last < len(rows) else {}
         return envelope(request, "ls", rows[first:last], warnings, **more)
 
@@ -190,7 +190,8 @@ class Api:
 
         At most ``points`` of each trial and name.
         """
-        first, limit = query.number("cursor", 0, _TRIALS), query.number("limit", 4000, _MOST_POINTS)
+        first = query.number("cursor", 0, _TRIALS)
+        limit = query.number("limit", 4000, _MOST_POINTS, 1)
         asked: dict[str, Any] = {
             "name": query.text("name", "*"),
             "group": query.text("group", "*"),
@@ -211,7 +212,7 @@ class Api:
 
     def logs(self, request: Request, query: Query) -> Response:
         """Return items of ``logs``: the last ``limit`` lines that fit."""
-        limit = query.number("limit", 1000, _MOST_LINES)
+        limit = query.number("limit", 1000, _MOST_LINES, 1)
         level = query.one_of("level", ("", *logs.LEVELS), "")
         pattern = _pattern(query.text("grep"))
 

@@ -49,13 +49,14 @@ class Query:
             found += words
         return found
 
-    def number(self, name: str, default: int, most: int) -> int:
-        """Return a whole number from 0 to ``most``. Raises UsageError: it is none."""
+    def number(self, name: str, default: int, most: int, least: int = 0) -> int:
+        """Return a whole number from ``least`` to ``most``. Raises UsageError: it is none."""
         text = self._given.get(name)
         if text is None:
             return default
-        if not (text.isascii() and text.isdigit()) or len(text) > 10 or int(text) > most:
-            raise UsageError(f"{text[:40]!r} is no whole number from 0 to {most}", where=name)
+        digits = text.isascii() and text.isdigit() and len(text) <= 10
+        if not digits or not least <= int(text) <= most:
+            raise UsageError(f"{text[:40]!r} is no whole number from {least} to {most}", where=name)
         return int(text)
 
     def numbers(self, name: str, most: int) -> list[int]:

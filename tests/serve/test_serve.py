@@ -129,6 +129,8 @@ def test_what_the_client_has_is_not_sent_again(served: Served) -> None:
         ("experiments/digits-7f3a/logs?grep=(a%2B)%2B$", 400, "in so many ways"),
         ("experiments/digits-7f3a/logs?grep=.*a.*b.*c", 400, "one repeat between two"),
         ("experiments?limit=99999999999999999999", 400, "no whole number"),
+        ("experiments?limit=0", 400, "no whole number from 1 to"),
+        ("experiments/digits-7f3a/metrics?limit=0", 400, "no whole number from 1 to"),
         ("experiments?sort=height", 400, "no such key"),
         ("experiments?q=" + "x" * 1001, 400, "more than 1000"),
         ("compare?ids=digits-7f3a", 400, "at least two"),
