@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hpcdet.control.fleet import spare_jobs
 from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
 from hpcdet.schedulers.common.base import Capabilities, Refusal, Submission, TaskState
@@ -323,6 +324,105 @@ def test_a_full_queue_makes_the_chain_of_spare_jobs_shorter(tmp_path: Path) -> N
     later(world, holder)
     jobs = [Submitted.read(world.paths.submitted(n)) for n in world.paths.submissions()]
     assert [job.job for job in jobs if job] == ["1", "2", "3", "4", ""]
+
+
+def single_jobs(folder: Path, trials: int, most: int, spares: int, **limits: int) -> World:
+    """A world without arrays, in which nobody submits later."""
+    site = {"scheduler": "pbs", "capabilities": NOBODY, "limits": limits}
+    search, worker = {"max_concurrent_trials": most}, {"spares": spares}
+    world = World.make(folder, Waves(trials, trials), site, searcher=search, worker=worker)
+    world.scheduler.able = Capabilities(arrays=False)
+    return world
+
+
+def test_a_spare_job_that_is_refused_does_not_pause_what_runs(tmp_path: Path) -> None:
+    """As where the job before it has ended already, and the server forgets such jobs."""
+    world = single_jobs(tmp_path, 1, 1, 4)
+    unknown = Refusal("invalid", "qsub: Unknown Job Id")
+    world.scheduler.refuse = lambda _: unknown if world.scheduler.jobs else None
+    holder = world.holder()
+    advance(world.paths, holder)
+    assert later(world, holder).state == "PENDING"
+    assert behind(world) == [[], ["1"]], "one is tried, once"
+
+
+def test_spare_jobs_follow_a_worker_whose_submitter_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = single_jobs(tmp_path, 1, 1, 2)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(spare_jobs, "chain", die)
+        with pytest.raises(KeyboardInterrupt):
+            advance(world.paths, world.holder())
+    assert behind(world) == [[]]
+    later(world, world.holder(), 20)
+    assert behind(world) == [[], ["1"], ["2"]]
+
+
+def test_a_submitter_that_dies_among_spare_jobs_leaves_a_shorter_chain(tmp_path: Path) -> None:
+    """One that is found was not a worker: it gets no spare ones of its own."""
+    world = single_jobs(tmp_path, 1, 1, 4)
+
+    def die() -> None:
+        if len(world.scheduler.jobs) == 3:
+            raise KeyboardInterrupt
+
+    world.scheduler.effect = die
+    with pytest.raises(KeyboardInterrupt):
+        advance(world.paths, world.holder())
+    world.scheduler.effect = lambda: None
+    assert later(world, world.holder(), 20).live == (1, 2, 3)
+    assert behind(world) == [[], ["1"], ["2"]]
+
+
+def test_spare_jobs_that_wait_are_no_workers_for_more_trials(tmp_path: Path) -> None:
+    world = single_jobs(tmp_path, 3, 1, 2)
+    holder = world.holder()
+    advance(world.paths, holder)
+    assert behind(world) == [[], ["1"], ["2"]]
+    commands.ask(world.paths, "set", max_concurrent_trials=3)
+    later(world, holder)
+    later(world, holder)
+    assert behind(world) == [[], ["1"], ["2"], [], [], ["5"], ["6"]], "4 is small"
+
+
+def test_spare_jobs_take_no_room_from_workers_that_wait(tmp_path: Path) -> None:
+    """Whom it is left to, as a limit has it, may begin, and they may not yet."""
+    world = single_jobs(tmp_path, 3, 1, 2, max_running=2)
+    holder = world.holder()
+    advance(world.paths, holder)
+    commands.ask(world.paths, "set", max_concurrent_trials=2)
+    later(world, holder, 4)
+    assert behind(world)[:4] == [[], ["1"], ["2"], []]
+    assert not any(world.scheduler.held.values())
+
+
+def test_spare_jobs_begin_after_what_their_worker_begins_after(tmp_path: Path) -> None:
+    """Or the first one would begin as soon as its worker may never do so."""
+    world = single_jobs(tmp_path, 1, 1, 2)
+    commands.ask(world.paths, "after", jobs=["77"])
+    advance(world.paths, world.holder())
+    intents = [Intent.read(world.paths.intent(number)) for number in (1, 2, 3)]
+    assert [intent.after for intent in intents if intent is not None] == [["77"]] * 3
+
+
+def test_the_last_job_of_a_chain_is_canceled_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None begins because the one that it was behind has ended."""
+    world = single_jobs(tmp_path, 1, 1, 2)
+    holder = world.holder()
+    advance(world.paths, holder)
+    canceled: list[str] = []
+    cancel = world.scheduler.cancel
+    monkeypatch.setattr(world.scheduler, "cancel", lambda job: (canceled.append(job), cancel(job)))
+    commands.ask(world.paths, "pause")
+    later(world, holder)
+    assert canceled == ["3", "2", "1"]
 
 
 def test_the_end_takes_only_sentinels_that_wait_out_of_the_queue(

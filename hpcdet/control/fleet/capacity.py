@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.leader.lost_workers import TaskPlace
+from hpcdet.control.leader.lost_workers import FleetView, TaskPlace
 from hpcdet.jobs.script import lanes
 from hpcdet.site.models import Site
 from hpcdet.store.config.resolved_config import Resolved
@@ -108,3 +108,12 @@ def spares(resolved: Resolved, site: Site, workers: int) -> int:
     if resolved.worker.mode == "per_trial":
         again += max(0, resolved.searcher.max_trials - workers)
     return again
+
+
+def queued_spares(holder: Holder, seen: FleetView) -> int:
+    """Return how many spare jobs wait behind one that lives: they add nothing to what runs."""
+    live, found = {place.job for place in seen.live}, 0
+    for place in seen.live:
+        intent, _ = holder.watch.files.submission(place.submission)
+        found += intent is not None and intent.is_spare and not live.isdisjoint(intent.behind)
+    return found

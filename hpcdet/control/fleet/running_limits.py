@@ -60,7 +60,10 @@ def room(holder: Holder, seen: FleetView, wanted: int) -> Room | None:
         return None
     live = [place for place in seen.live if place.job]
     running = Counter(place.job for place in live if place.phase == "running")
+    # a spare job takes the place of the one that it waits for
+    spare = {s.job for i, s in holder.watch.files.submissions() if i.is_spare}
     waiting = Counter(place.job for place in live if place.phase == "pending")
+    waiting = Counter({job: waiting[job] for job in sorted(waiting, key=spare.__contains__)})
     partition = queue_limits.partition_limit(holder.resolved, site)
     most = partition[1] if partition else wanted  # the rest of a wider limit is for others
     bounds, queue, project = _bounds(holder, partition)
@@ -79,8 +82,6 @@ def room(holder: Holder, seen: FleetView, wanted: int) -> Room | None:
     agreed = running_shares.agree(_file(site), mine, bounds, queue, _sentinels(holder))
     tasks, holder.pace.stranded = agreed.may, agreed.stranded
     of_jobs = running_shares.split(tasks, running, waiting)
-    # a spare job takes the place of the one that it waits for
-    spare = {s.job for i, s in holder.watch.files.submissions() if i.spares == i.tasks}
     kept = [job for job in waiting if not (of_jobs[job] or running[job] or job in spare)]
     holder.pace.kept = dict.fromkeys(kept, why)
     if tasks > len(live):

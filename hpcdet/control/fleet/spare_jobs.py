@@ -10,37 +10,55 @@ import secrets
 
 from hpcdet.control.fleet import capacity, worker_count
 from hpcdet.control.leader.leader import Holder
+from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import Unavailable
 from hpcdet.store.folder.records import Intent, Submitted
 from hpcdet.store.fs import files
 
 
-def chain(holder: Holder, workers: int) -> None:
-    """Submit the spare jobs of workers that have just been submitted, as far as room is left.
+def chain(holder: Holder, seen: FleetView) -> None:
+    """Submit the spare jobs of workers that have none behind them yet, as far as room is left.
 
     Raises:
         Fenced: the term ended meanwhile.
     """
-    site = holder.hands.site
-    if not workers or holder.hold or holder.hands.scheduler.capabilities().arrays:
+    site, able = holder.hands.site, holder.hands.scheduler.capabilities()
+    if able.arrays or not (site.capabilities.nobody_submits and holder.submits) or holder.hold:
         return
-    spares = capacity.spares(holder.resolved, site, workers)
-    if site.limits.max_submit is not None:
-        spares = min(spares, site.limits.max_submit - workers - 1)  # one is the small job
+    waits = holder.hands.clock() < holder.pace.throttled_until
+    if holder.decided.jobs.halted or (waits and not holder.pace.full_since):
+        return  # a limit of running jobs keeps no spare one from the queue
+    live = {place.submission for place in seen.live}
+    over = {place.submission for place in seen.places} - live
+    last = max((n for n in holder.paths.submissions() if _is_spare(holder, n)), default=0)
+    jobs = {i.number: one.job for i, one in holder.watch.files.submissions() if one.job}
+    ends = [job for number, job in jobs.items() if number > last and number not in over]
+    if not ends:
+        return
+    spares = capacity.spares(holder.resolved, site, len(ends))
+    for most in (site.limits.max_submit, able.max_submit):
+        if most is not None:
+            spares = min(spares, most - len(jobs.keys() - over) - 1)  # one is the small job
     try:
-        for _ in range(spares):
-            number = holder.paths.submissions()[-workers]
-            former = Submitted.read(holder.paths.submitted(number))
-            if former is None or not former.job or not _submit(holder, former.job):
+        for number in range(spares):
+            place = number % len(ends)
+            job = _submit(holder, ends[place])
+            if not job:
                 return
+            ends[place] = job
     except worker_count.Later:
-        pass  # the queue is full: a shorter chain has to do, and its last intent is given up
+        pass  # the queue is full: a shorter chain has to do
     except Unavailable as error:
         worker_count.later(holder, error.what)
 
 
-def _submit(holder: Holder, former: str) -> bool:
-    """Submit a job behind another one; False if it was not taken."""
+def _is_spare(holder: Holder, number: int) -> bool:
+    intent, _ = holder.watch.files.submission(number)
+    return intent is not None and intent.is_spare
+
+
+def _submit(holder: Holder, former: str) -> str:
+    """Submit a job behind another one and return its id; "" if there is none."""
     number, id = holder.paths.submissions()[-1] + 1, holder.paths.id
     intent = Intent(
         number=number,
@@ -53,11 +71,14 @@ def _submit(holder: Holder, former: str) -> bool:
         overrides=holder.decided.user.overrides,
         at=files.now(),
         held=holder.decided.user.held,
+        after=worker_count.after(holder),
         spares=1,
         behind=[former],
     )
     holder.record("intent", number=number, tasks=1, tag=intent.tag, exclude=[])
     holder.fence()
     if not intent.write_once(holder.paths.intent(number)):
-        return False
-    return worker_count.settle(holder, intent, 1, fresh=True) > 0
+        return ""
+    worker_count.settle(holder, intent, 1, fresh=True)
+    submitted = Submitted.read(holder.paths.submitted(number))
+    return submitted.job if submitted is not None else ""

@@ -67,6 +67,8 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
     if not holder.submits:
         holder.unmet = live < wanted
         return
+    queued = capacity.queued_spares(holder, seen)
+    live -= queued
     pending = list(_open_intents(holder.paths, holder.watch))
     if not pending and live >= wanted:
         return
@@ -82,7 +84,7 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
             live += settle(holder, intent, wanted - live, fresh=False)
         exclude = _excluded(holder) if live < wanted else []
         while live < wanted:
-            new = _intend(holder, live, wanted - live, room, exclude)
+            new = _intend(holder, live, wanted - live, room, exclude, queued)
             if new is None:
                 return
             live += settle(holder, new, wanted - live, fresh=True)
@@ -96,13 +98,13 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
 
 
 def cancel_all(holder: Holder, places: list[TaskPlace]) -> None:
-    """Cancel jobs with the fewest calls: a job whose tasks are all listed is canceled as a whole.
+    """Cancel whole jobs, the last first: none is to begin since the one before it has ended.
 
     Raises:
         Fenced: the term ended meanwhile.
     """
     try:
-        for job in dict.fromkeys(place.job for place in places if place.job):
+        for job in dict.fromkeys(place.job for place in reversed(places) if place.job):
             key: tuple[object, ...] = ("cancel", job)
             if key in holder.written:
                 continue
@@ -229,7 +231,7 @@ def _open_intents(paths: ExperimentPaths, watch: Watch) -> Iterator[Intent]:
 
 
 def _intend(
-    holder: Holder, live: int, missing: int, room: Room | None, exclude: list[str]
+    holder: Holder, live: int, missing: int, room: Room | None, exclude: list[str], queued: int
 ) -> Intent | None:
     """Decide on a new submission, as wide as the scheduler accepts, and as the site allows."""
     limits, able = holder.hands.site.limits, holder.hands.scheduler.capabilities()
@@ -237,7 +239,7 @@ def _intend(
     width = min(missing + spared, holder.pace.width, limits.max_array, able.max_array_tasks)
     for most in (limits.max_submit, able.max_submit):
         if most is not None:
-            free = most - live
+            free = most - live - queued
             behind = free > 1 and bool(spared or succession.after_end(holder.hands.site))
             width = min(width, free - behind)  # one is the small job behind the array
     if not able.arrays:
@@ -267,8 +269,7 @@ def _intend(
         overrides=holder.decided.user.overrides,
         at=files.now(),
         held=holder.decided.user.held,
-        # once a worker has begun, what it was to begin after is over
-        after=[] if any(holder.paths.workers()) else holder.decided.user.after,
+        after=after(holder),
         host=_host(holder.hands.scheduler),
         spares=width - workers,
         # each of several that take their places is behind some of them, the last behind the rest
@@ -281,6 +282,11 @@ def _intend(
     return intent
 
 
+def after(holder: Holder) -> list[str]:
+    """Return the jobs to begin after; once a worker has begun, that is over."""
+    return [] if any(holder.paths.workers()) else holder.decided.user.after
+
+
 def settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int:
     """Submit an intent's job or give it up; return the number of tasks that live now."""
     scheduler = holder.hands.scheduler
@@ -291,7 +297,7 @@ def settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int:
     if job is not None:
         holder.actions.append(f"found submission {intent.number} as job {job}")
         return _submitted(holder, intent, job)
-    if missing <= 0:
+    if missing <= 0 or (intent.is_spare and not fresh):
         _give_up(holder, intent, "not needed any more")
         return 0
     try:
@@ -340,8 +346,10 @@ def _refused(holder: Holder, intent: Intent, refusal: Refusal) -> int:
         return 0
     if refusal.kind in ("limit", "unavailable"):
         raise Later(refusal.message)
-    refused = failed_submissions.refused(holder)
-    # without the refused nodes there may be too few: what they lack is the cause then
+    if intent.is_spare:  # as where the job before it is over: the others go on without it
+        _give_up(holder, intent, refusal.message)
+        raise Later(refusal.message)
+    refused = failed_submissions.refused(holder)  # what too few nodes lack is the cause, then
     cause = "".join(f"; {node} was left out: {why}" for node, why in sorted(refused.items()))
     _give_up(holder, intent, refusal.message)
     halt(holder, refusal.message + cause)

@@ -79,9 +79,8 @@ def provide(
     # a trial that waits for its parent's checkpoint may use a live worker, but none is submitted
     if early := sum(("record", plan.number) not in holder.written for plan in waiting):
         workers = max(needed(trials - early), min(workers, len(useful)))
-    before = holder.sent
     worker_count.provide(holder, fleet, workers + len(outdated))
-    spare_jobs.chain(holder, holder.sent - before)
+    spare_jobs.chain(holder, fleet)
     return workers
 
 

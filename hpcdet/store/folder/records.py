@@ -260,6 +260,11 @@ class Intent(JsonRecord):
     behind: list[str] = field(default_factory=list)
     watches: str = ""
 
+    @property
+    def is_spare(self) -> bool:
+        """True of a single job that is to take the place of the one that it is behind."""
+        return self.spares == self.tasks
+
 
 @dataclass(frozen=True)
 class Submitted(JsonRecord):
