@@ -91,6 +91,21 @@ def test_with_virtual_ranks_the_number_of_ranks_does_not_matter(
     same_bits(trained(tmp_path / "EXP", *PLANS[plan]), alone)
 
 
+def test_with_virtual_ranks_all_begin_with_the_parameters_of_rank_0(tmp_path: Path) -> None:
+    """As with DDP, whatever a rank has drawn for itself."""
+    built = "    def __init__(self, context):\n"
+    code = MODEL.replace(built, f"{built}        torch.manual_seed(context.distributed.rank)\n")
+    assert code != MODEL
+    found = []
+    for world in (1, 2):
+        trial = make(tmp_path / str(world), world, until=4)
+        ExperimentPaths(tmp_path / str(world)).code.joinpath("model_def.py").write_text(code)
+        attempt = ranks.run(trial, world)
+        assert attempt.verdict() is not None, attempt.log()
+        found.append(ranks.result(trial))
+    same_bits(found[0], found[1])
+
+
 def tampered(trial: TrialPaths, change: Callable[[dict[str, Any]], None]) -> None:
     """Change the shared part of the newest checkpoint; all that vouches for it is made anew."""
     latest = checkpoint.committed(trial.checkpoints)[-1]

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.nn.parameter import is_lazy
 
 from hpcdet.core.training import Session
 from hpcdet.data.virtual_ranks import WHERE, Fold, TreeSum, Virtual, total
@@ -47,6 +49,15 @@ class VirtualReducer(GradientReducer):
         self._asked: list[Callable[[], None]] = []
         self._own: dict[str, torch.Tensor] = {}
         self._asked_before: int | None = None
+
+    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
+        model = super().distribute(model)
+        for one in model.parameters() if self._virtual.ranks.world > 1 else ():
+            if not is_lazy(one) and one.numel():  # all begin with rank 0's, as with DDP
+                values = one.detach().contiguous()
+                dist.broadcast(values.view(-1).view(torch.uint8), src=0)
+                one.detach().copy_(values)
+        return model
 
     # -- a batch -----------------------------------------------------------------------------
 
