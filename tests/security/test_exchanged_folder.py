@@ -280,3 +280,16 @@ def test_a_rank_refuses_a_folder_that_somebody_else_may_change(tmp_path: Path) -
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "may be changed by everybody" in done.stderr
     assert not (ExperimentPaths(scene.mine).trial(1).attempt(1).verdict).exists()
+
+
+def test_a_removed_folder_is_not_held_again_and_names_are_free(tmp_path: Path) -> None:
+    """A worker's descriptor leads its ranks to a folder that is gone, too."""
+    (tmp_path / "EXP").mkdir()
+    held = held_folder.hold(tmp_path / "EXP")
+    (tmp_path / "EXP").rmdir()
+    with pytest.raises(FileNotFoundError):
+        held_folder.hold(held.root)
+    (tmp_path / "EXP (deleted)").mkdir()
+    assert held_folder.hold(tmp_path / "EXP (deleted)").paths.id == "EXP (deleted)"
+    with pytest.raises(FileNotFoundError):
+        held_folder.hold(held.root)

@@ -9,6 +9,7 @@ starts, whatever the name refers to by then.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import time
@@ -60,6 +61,8 @@ def hold(folder: Path) -> Held:
     root = Path(f"/proc/{os.getpid()}/fd/{fd}")
     if _leads_to(fd, root):
         held = Held(root.readlink(), fd, root)
+        if held.named.name.endswith(" (deleted)") and not _leads_to(fd, held.named):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(held.named))
     else:  # in a container without /proc, or with that of another one, there is the name only
         named = folder.resolve()
         held = Held(named, fd, named)
