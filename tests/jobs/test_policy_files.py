@@ -186,6 +186,10 @@ def test_a_key_is_looked_for_beside_the_config_wherever_a_command_begins(
     monkeypatch.chdir("/")
     assert named(paths).run_key == {"file": str(model.parent / "key")}
     assert experiment_policy.key(paths, named(paths), "run_key") == "ab" * 32
+    (model.parent / "links").mkdir()
+    (model.parent / "links" / "model").symlink_to(model)  # the key is where the policy is
+    linked = governed(model.parent / "links" / "model" / "config.yaml").resolved()["governance"]
+    assert linked["run_key"] == {"file": str(model.parent / "key")}
     (model / "config.yaml").write_text(text.replace("../key", "~/key"))
     kept = governed(model / "config.yaml").resolved()["governance"]
     assert kept["run_key"] == {"file": "~/key"}

@@ -39,7 +39,7 @@ def problems(values: dict[str, Any], source: str) -> Iterator[Problem]:
                 hint = "{file: PATH} or {env: NAME}; leave it out, and one is drawn"
                 yield Problem(key, "expected a reference, not the key itself", hint)
             elif given is not None and not given.get("file", "~").startswith("~"):
-                beside = Path(source).parent.absolute() / given["file"]
+                beside = Path(source).parent.resolve() / given["file"]
                 section[name] = {"file": os.path.normpath(beside)}
     data = values.get("data")
     kept = data.get("secrets") if isinstance(data, dict) else None
