@@ -286,6 +286,8 @@ def test_spare_jobs_form_a_chain_behind_each_worker_where_there_are_no_arrays(
     assert behind(world) == [[], [], ["1"], ["2"], ["3"], ["4"]]
     [sentinel] = [job for job in world.scheduler.jobs.values() if "sent" in job.submission.name]
     assert sentinel.submission.name == "paper-0001-6-sentinel"
+    small = Intent.read(world.paths.sentinel(6))
+    assert small is not None and small.watches == "5:6", "behind both chains"
     # a worker decides from here on, and can submit nothing: the next one of its chain goes on
     holder = dataclasses.replace(world.holder("worker"), submits=False)
     one, two = (play.start(job) for job in ("1", "2"))
@@ -375,7 +377,10 @@ def test_a_submitter_that_dies_among_spare_jobs_leaves_a_shorter_chain(tmp_path:
     with pytest.raises(KeyboardInterrupt):
         advance(world.paths, world.holder())
     world.scheduler.effect = lambda: None
-    assert later(world, world.holder(), 20).live == (1, 2, 3)
+    world.scheduler.cancel("3")  # by hand: the small job is behind what is left
+    assert later(world, world.holder(), 20).live == (1, 2)
+    small = Intent.read(world.paths.sentinel(2))
+    assert small is not None and small.watches == "2"
     assert behind(world) == [[], ["1"], ["2"]]
 
 

@@ -37,15 +37,18 @@ def post(holder: Holder, seen: FleetView) -> None:
     live = {place.submission for place in seen.live}
     over = {place.submission for place in seen.places} - live
     try:
-        arrays, numbers = holder.hands.scheduler.capabilities().arrays, holder.paths.submissions()
-        if not arrays and holder.hands.site.capabilities.nobody_submits:
-            numbers = numbers[::-1]  # behind the last of its spare jobs
-        for number in numbers:
-            _, submitted = holder.watch.files.submission(number)
-            if number not in over and submitted is not None and submitted.job:
-                _post(holder, number, submitted.job)
-                if not arrays:
-                    break  # as long as one lives, it sees to the others
+        known = [(i, one.job) for i, one in holder.watch.files.submissions() if one.job]
+        jobs = {intent.number: job for intent, job in known if intent.number not in over}
+        if not holder.hands.scheduler.capabilities().arrays and jobs:
+            if holder.hands.site.capabilities.nobody_submits:  # behind all chains of spare jobs
+                queued = [one for one, _ in known if one.is_spare and one.number in jobs]
+                inner = {job for one in queued for job in one.behind}
+                ends = [job for job in jobs.values() if job not in inner]
+                jobs = {max(jobs): ":".join(ends)}
+            else:
+                jobs = dict([*jobs.items()][:1])  # as long as one lives, it sees to the others
+        for number, job in jobs.items():
+            _post(holder, number, job)
     except Unavailable as error:
         worker_count.later(holder, error.what)
 

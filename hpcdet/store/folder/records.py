@@ -239,7 +239,7 @@ class Intent(JsonRecord):
         behind: tasks that have to end, in whatever way, before its own start: those of workers
             that left for more nodes, which these are to have, too, and jobs of other experiments
             that still use up a limit of the site.
-        watches: of a sentinel: the job after whose end it runs.
+        watches: of a sentinel: the job after whose end it runs, or several with ``:`` between.
     """
 
     number: int
