@@ -139,12 +139,13 @@ def test_ranks_that_pbsdsh_starts_have_the_same_bits(
     same_bits(run.digest(), wanted, run.story())
 
 
-@pytest.mark.parametrize("mode", ["single", "rerun"])
-def test_a_chain_of_walltimes_ends_with_the_same_bits(lab: PbsLab, mode: str) -> None:
-    wanted = reference(lab, 2, 1)
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("mode", ["single", "rerun", "arrays"])
+def test_a_chain_of_walltimes_ends_with_the_same_bits(lab: PbsLab, mode: str, nodes: int) -> None:
+    wanted = reference(lab, 2, nodes)
     # of it the last 20 s are to leave in, and a busy host may need as many to start
-    short = sized(2, 1, resources={"walltime_s": 80})
-    run = lab.run(short, mode, pace=LATE)
+    short = sized(2, nodes, resources={"walltime_s": 80})
+    run = lab.run(short, mode, launcher=launcher(nodes), pace=LATE)
     run.until_attempts(2)
     run.until_training()
     run.faster()

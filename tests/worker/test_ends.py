@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hpcdet.launchers.opening import first_failed
+from hpcdet.schedulers.pbs import pbs_inside
 from hpcdet.schedulers.slurm import slurm_inside
 from hpcdet.store.folder.records import Control, Verdict
 from hpcdet.worker.attempts import evidence as traces
@@ -19,6 +20,7 @@ OURS = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
 ECHO = "RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
 LOADER = "RuntimeError: DataLoader worker (pid 4242) is killed by signal: {}. "
 SLURM = "slurmstepd-n1: error: *** STEP 10.0 ON n1 CANCELLED AT 2026-11-21T06:08:10 {} ***\n"
+PBS_GONE = '/opt/pbs/bin/pbs_tmrsh: tm_poll(obit): host "pb5" err not connected (17002) 0\n'
 CRASHED = "srun: error: n1: task 1: Exited with exit code 1\nsrun: error: n1: task 0: Killed\n"
 KILLED = "srun: error: n1: task 1: Killed\nsrun: error: n1: task 0: Exited with exit code 75\n"
 
@@ -113,6 +115,7 @@ NO_FAULT_OF_CODE = [
     ),
     (seen(launcher=HYDRA.format(15, "Terminated", 15), exit_code=15), "preempted"),
     (seen(launcher=INTEL.format(1, 9, "Killed"), first_step=True, exit_code=9), "lost"),
+    (seen(launcher=PBS_GONE, says=pbs_inside.says, first_step=True, exit_code=255), "node_fail"),
     (seen(launcher="ORTE has lost communication with a remote daemon.", exit_code=1), "node_fail"),
     (seen("error", "fail", LOADER.format("Killed"), first_step=True), "lost"),
     (seen("error", "fail", LOADER.format("Killed"), oom=True), "oom"),

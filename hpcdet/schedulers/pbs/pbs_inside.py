@@ -18,7 +18,9 @@ from hpcdet.store.folder.records import Reason
 node_name = job_hosts.node_name
 early_s = 0.0
 """PBS looks at time limits after they have passed, and warns of none."""
-says: tuple[tuple[str, Reason], ...] = ()
+says: tuple[tuple[str, Reason], ...] = (
+    (r"pbs_tmrsh: tm_poll\(obit\): .* not connected", "node_fail"),  # this host's daemon is gone
+)
 _RUNNING = frozenset("RSU")
 _EXITING, _RERUN = 50, range(60, 64)
 """Substates of jobs that end: from here on; and of those that are run again, preempted ones too."""
