@@ -102,7 +102,7 @@ class Departure:
         self._launch_failures[group] = self._launch_failures[group] + 1 if failed else 0
         if end.reason == "refused":
             self.refused |= dict.fromkeys(end.nodes, end.error)
-        if end.reason in ("preempted", "walltime") and not used_up:
+        if end.reason in ("preempted", "walltime", "node_fail") and not used_up:
             self._told_by = end.reason  # the allocation is what ends, and so all that is in it
             self.why = self.why or ("time" if end.reason == "walltime" else "signal")
         if end.excludes or end.reason == "refused" or self._launch_failures[group] >= _BAD_NODE:

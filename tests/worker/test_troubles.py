@@ -11,6 +11,7 @@ import pytest
 from hpcdet.control.turn import controller
 from hpcdet.control.turn.controller import Turn
 from hpcdet.schedulers.common.allocation import Allocation
+from hpcdet.schedulers.common.base import REQUEUE
 from hpcdet.site_files import load_site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import log_streams
@@ -50,6 +51,16 @@ def test_a_full_disk_does_not_part_a_worker_from_its_ranks(
     assert len(ended) == (paths.root / "over").read_text().count("\n") == 2
     end = WorkerEnd.read(work.me.end)
     assert end is not None and end.why == "bad_node"
+
+
+def test_a_worker_that_has_lost_a_node_leaves_and_blames_no_other(paths: ExperimentPaths) -> None:
+    said = f"echo ORTE has lost communication with a remote daemon >{paths.root}/trials/0001"
+    with journal.Writer(paths.worker(1, 0, 0).journal) as log:
+        work = at_work(paths, log, rank=f"{said}/attempts/1/logs/launcher.log; exit 1")
+        assert work.work() == REQUEUE
+    assert x.ends(paths, 1) == ["node_fail"]
+    end = WorkerEnd.read(work.me.end)
+    assert end is not None and end.why == "signal"
 
 
 class Idle:

@@ -192,11 +192,11 @@ class WorkerClaim(JsonRecord):
 class WorkerEnd(JsonRecord):
     """``end.json`` of a worker.
 
-    ``why``: ``idle`` (nothing left to take), ``time`` (too little left), ``signal``, ``bad_node``
-    (two launches in a row failed, or the node is ``refused``), ``avoided`` (the scheduler gave it
-    a node that it was to avoid, and cannot leave out), ``closed`` (the experiment is over),
-    ``spent`` (its task has come back too often without getting anywhere), ``resized`` (a job with
-    more nodes takes its place), ``lost``.
+    ``why``: ``idle`` (nothing left to take), ``time`` (too little left), ``signal`` (its allocation
+    ends, or has lost a node), ``bad_node`` (two launches in a row failed, or the node is
+    ``refused``), ``avoided`` (the scheduler gave it a node that it was to avoid, and cannot leave
+    out), ``closed`` (the experiment is over), ``spent`` (its task has come back too often without
+    getting anywhere), ``resized`` (a job with more nodes takes its place), ``lost``.
     ``returns``: its batch script was asked to requeue the task. ``refused``: by node, what it does
     not attest that the policy requires.
     """
