@@ -113,6 +113,7 @@ def test_a_job_that_the_server_runs_again_goes_on_under_its_id(
     wanted = reference(lab, 2, nodes)
     run = lab.run(sized(2, nodes), mode, launcher=launcher(nodes), pace=PACE)
     run.until_batches(8)
+    run.faster(LATE)
     job = run.task()
     rerun(run)
     run.until_attempts(2)
@@ -131,6 +132,7 @@ def test_ranks_that_pbsdsh_starts_have_the_same_bits(
     run = lab.run(sized(2, 2), launcher="pbsdsh", pace=PACE)
     run.until_batches(8)
     assert len(set(run.claim().nodes)) == 2
+    run.faster(LATE)
     disturb(run)
     run.until_attempts(2)
     run.faster()
