@@ -42,6 +42,7 @@ class Counting(PaperScheduler):
 
     foreign = 0
     of_project = 0
+    answers = 0
     asked: list[str | None]
 
     def occupancy(self, project: str | None = None) -> Occupancy:
@@ -55,7 +56,10 @@ class Counting(PaperScheduler):
         }
         waiting = [number for number, job in self.jobs.items() if TaskState.PENDING in job.states]
         beside = self.of_project if project else 0
-        return Occupancy(0, {**running, "900": self.foreign, "901": beside}, frozenset(waiting))
+        self.answers += 1  # each is newer than the one before
+        return Occupancy(
+            self.answers, {**running, "900": self.foreign, "901": beside}, frozenset(waiting)
+        )
 
     elsewhere = 0
 
@@ -697,6 +701,27 @@ def test_a_limit_that_cannot_be_judged_is_named_only_where_workers_are_missing(
     scheduler.cancel("1", 0)
     later(world, holder, 2)
     assert ("limits.max_running: no answer", "limit") in reasons(world, holder)
+
+
+def test_what_one_gives_away_is_free_once_an_answer_shows_it(tmp_path: Path) -> None:
+    """A task may have begun since the answer in which it waited."""
+    file, bounds = tmp_path / "running.json", lambda running: [Bound(2, running)]
+    for root in ("first", "second"):
+        files.make_folder(tmp_path / root)
+        (tmp_path / root / "experiment.yaml").write_text("{}")
+
+    def agree(root: str, wants: int, jobs: list[str], at: float, running: dict[str, int]) -> int:
+        mine = RunningShare(str(tmp_path / root), wants=wants, jobs=jobs, seen=1000.0)
+        queue = Occupancy(at, running, frozenset({"7"}))
+        return running_shares.agree(file, mine, bounds(running), queue).may
+
+    assert agree("first", 3, [], 1000.0, {}) == 2
+    assert agree("second", 2, [], 1000.5, {}) == 0
+    stale = 1000.5, {"7": 1}  # the second task of job 7 runs by now
+    assert agree("first", 3, ["7"], *stale) == 1
+    assert agree("second", 2, [], *stale) == 0
+    assert agree("second", 2, [], 1001.0, {"7": 2}) == 0
+    assert agree("second", 2, [], 1002.0, {"7": 1}) == 1
 
 
 def test_shares_are_dealt_in_turn_and_dead_experiments_hold_nothing(tmp_path: Path) -> None:

@@ -40,6 +40,9 @@ class RunningShare(JsonRecord):
         jobs: ids of those that wait or run.
         held: all of those were held for the limit when this was written.
         seen: when this was written, epoch seconds.
+        had: tasks that may run by a wider share before, until an answer of the scheduler says how
+            many do.
+        had_at: when the newest answer that does not was given, epoch seconds.
     """
 
     root: str
@@ -50,6 +53,8 @@ class RunningShare(JsonRecord):
     jobs: list[str] = field(default_factory=list)
     held: bool = False
     seen: float = 0.0
+    had: int = 0
+    had_at: float = 0.0
 
     def lives(self, queue: Occupancy | None) -> bool:
         """True if jobs of it may be in the queue; where it cannot be asked, they are taken to be.
@@ -69,6 +74,8 @@ class RunningShare(JsonRecord):
     def holds(self, queue: Occupancy | None, running: Mapping[str, int]) -> int:
         """Return how many of its tasks run, or may begin at any time."""
         may = self.may if self.lives(queue) else 0
+        if queue is not None and queue.at <= self.had_at:
+            may = max(may, self.had)
         return max(may, sum(running.get(job, 0) for job in self.jobs))
 
 
@@ -150,10 +157,14 @@ def agree(
     with _locked(path):
         shares = list(_others(path, mine, queue))
         before = next((at for at, one in enumerate(shares) if one.root == mine.root), len(shares))
+        former = shares[before] if before < len(shares) else mine
         shares[before : before + 1] = [mine]
         small = dataclasses.replace(mine, root="", wants=0, jobs=list(leaving))
         may, behind = _room(mine, [*shares, small], bounds, queue)
-        mine = dataclasses.replace(mine, may=may)
+        had, had_at = former.had, former.had_at
+        if queue is not None and may < former.may:
+            had, had_at = former.holds(queue, {}), queue.at
+        mine = dataclasses.replace(mine, may=may, had=had, had_at=had_at)
         shares[before] = mine
         _write(path, shares)
     idle = [share for share in shares if share is not mine and share.waits(queue)]
