@@ -584,7 +584,7 @@ def test_every_stop_is_listed_with_its_bound(tmp_path: Path) -> None:
     built.decide("action", action={"kind": "stop", "trial": 1, "why": why})
     why = "threshold: 0.5 is above 0.4"
     built.decide("action", action={"kind": "stop", "trial": 2, "why": why})
-    why = "rung 1 of 3 (100 batches): rank 2 of 2, nobody goes on for now"
+    why = "rung 1 of 3 (100 batches): rank 2 of 2, nobody goes on yet"
     built.decide("action", action={"kind": "pause", "trial": 3, "why": why})
     first, second, third = whole.report(gather(built.paths), NOW).sections.search.stops
     assert (third.bound, third.compared[:13]) == ("nobody went on yet", "1 other trial")

@@ -205,7 +205,7 @@ def test_hybrid_goes_on_in_place_and_promotes_what_was_paused() -> None:
     assert run.report(1, 1, 0.5) == "pause 1, create 3"
     assert run.report(2, 1, 0.6) == "pause 2, create 4"
     paused = run.log[-1][1][0]
-    assert isinstance(paused, Pause) and paused.why.endswith("rank 2 of 2, nobody goes on for now")
+    assert isinstance(paused, Pause) and paused.why.endswith("rank 2 of 2, nobody goes on yet")
     assert run.report(3, 1, 0.4) == ""  # the best of three goes on where it is
     assert run.report(3, 3, 0.3) == "create 5"
     assert run.end(3) == ""
@@ -250,7 +250,7 @@ def test_by_version_5_no_more_than_a_share_goes_on_however_fast_a_model_improves
     assert run.report(4, 1, 0.3) == "pause 4, create 6"  # the best of four, but one has gone on
     pause = run.log[-1][1][0]
     assert isinstance(pause, Pause)
-    assert pause.why == "rung 1 of 2 (1 batches): rank 1 of 4, nobody goes on for now"
+    assert pause.why == "rung 1 of 2 (1 batches): rank 1 of 4, nobody goes on yet"
     assert run.report(5, 1, 0.2) == "pause 5, create 7"
     assert run.report(6, 1, 0.25) == "pause 6, continue 5"  # two of six: the best that waits
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
@@ -190,33 +191,31 @@ def test_a_saved_page_is_whole_and_asks_nobody(page: webdriver.Chrome, tmp_path:
         assert page.get_log("browser") == [], address
 
 
-def test_pages_fit_a_small_screen(page: webdriver.Chrome, tmp_path: Path) -> None:
-    sweep(tmp_path / "digits-7f3a")
-    sweep(tmp_path / "digits-91c0")
-    narrow(page, 390)
-    with serving(tmp_path, "--port", "0") as served:
+def visited(page: webdriver.Chrome, root: Path) -> Iterator[str]:
+    """Open one page after the other; yield the address of each once it is drawn."""
+    sweep(root / "digits-7f3a")
+    sweep(root / "digits-91c0")
+    with serving(root, "--port", "0") as served:
         host = f"http://localhost:{served.told['port']}"
         page.get(f"{host}/?token={served.told['token']}")
         for address in PAGES:
             page.get(f"{host}{address}")
             if address == "/e/digits-7f3a":
                 ready(page)
-            assert page.execute_script("return document.documentElement.scrollWidth") <= 390
-            assert page.execute_script(CUT_OFF) == [], address
+            yield address
+
+
+def test_pages_fit_a_small_screen(page: webdriver.Chrome, tmp_path: Path) -> None:
+    narrow(page, 390)
+    for address in visited(page, tmp_path):
+        assert page.execute_script("return document.documentElement.scrollWidth") <= 390
+        assert page.execute_script(CUT_OFF) == [], address
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_page_breaks_a_rule_of_accessibility(
     page: webdriver.Chrome, tmp_path: Path, scheme: str
 ) -> None:
-    sweep(tmp_path / "digits-7f3a")
-    sweep(tmp_path / "digits-91c0")
     in_colours(page, scheme)
-    with serving(tmp_path, "--port", "0") as served:
-        host = f"http://localhost:{served.told['port']}"
-        page.get(f"{host}/?token={served.told['token']}")
-        for address in PAGES:
-            page.get(f"{host}{address}")
-            if address == "/e/digits-7f3a":
-                ready(page)
-            assert broken(page) == [[], []], address
+    for address in visited(page, tmp_path):
+        assert broken(page) == [[], []], address

@@ -194,7 +194,7 @@ class Halving:
             if length > rungs[rung]:
                 state.trials.late[str(trial)] = [[length, found]]
             some = above == "rung" and cut
-            go_on = f"the best {cut} go on" if some else "nobody goes on for now"
+            go_on = f"the best {cut} go on" if some else "nobody goes on yet"
             actions.append(Pause(trial, f"{why}, {go_on}"))
             return
 
