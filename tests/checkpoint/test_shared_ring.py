@@ -11,12 +11,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint.format.rank_file import RankFile
 from hpcdet.checkpoint.io import shared_ring
+from hpcdet.checkpoint.io.read_buffers import Bytes
 from hpcdet.checkpoint.io.shared_ring import PeerFailed
 from hpcdet.checkpoint.read import reader
 from hpcdet.errors import IntegrityError, Unrecoverable
@@ -231,6 +233,23 @@ def test_a_slot_is_written_to_again_only_once_all_are_through_with_it() -> None:
                 readers.ring.give_up()
             exchange(None)
             assert (first[0].memory == 7).all()
+
+    ranks(2, work)
+
+
+def test_a_rank_reads_into_memory_of_its_own_and_then_gives_it_to_all() -> None:
+    def work(rank: int, exchange: Exchange) -> None:
+        with shared_ring.share(rank, 0, exchange) as readers:
+            assert readers.ring is not None
+            read: list[Bytes] = []
+            slots = [readers.ring.slot(PAGE) for _ in range(2)]
+            for number, slot in enumerate(slots):
+                slot.fill(lambda memory: (read.append(memory), memory.fill(7))[1])
+                assert (slot.memory == 7).all()
+                assert slot.mine == (number == rank)
+            assert len(read) == 1
+            assert not any(np.shares_memory(read[0], slot.memory) for slot in slots)
+            exchange(None)
 
     ranks(2, work)
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcdet.checkpoint.io.read_buffers import Bytes, populate
+from hpcdet.checkpoint.io.read_buffers import Bytes, Scratch, populate
 
 SLOT = 4 << 20
 _SLOTS = 8
@@ -60,17 +60,22 @@ class PeerFailed(OSError):
 
 
 class Slot(NamedTuple):
-    """The place of a piece in the ring."""
+    """The place of a piece in the ring.
+
+    Attributes:
+        private: what this rank reads it into before, of huge pages, as nothing in the ring is;
+            None: another rank reads it.
+    """
 
     ring: Ring
     number: int
     memory: Bytes
+    private: Bytes | None
 
     @property
     def mine(self) -> bool:
         """Whether this rank reads it."""
-        ranks = self.ring.ranks
-        return ranks[self.number % len(ranks)] == self.ring.rank
+        return self.private is not None
 
     def fill(self, read: Callable[[Bytes], None]) -> None:
         """Read it, or wait until it has been read.
@@ -78,15 +83,18 @@ class Slot(NamedTuple):
         Raises:
             PeerFailed: it will not be.
         """
-        if not self.mine:
+        if self.private is None:
             self.ring.wait(lambda said: self.number in said.read)
             return
+        read(self.private)
         self.ring.wait(lambda said: min(said.taken.values()) > self.number - _SLOTS)
-        read(self.memory)
+        self.memory[:] = self.private
         self.ring.tell(_READ, self.number)
 
     def give_back(self) -> None:
         """This rank is through with it, and with those before it."""
+        if self.private is not None:
+            self.ring.scratch.give_back(self.private)
         self.ring.tell(_TAKEN, self.number + 1)
 
 
@@ -141,6 +149,7 @@ class Ring:
     ) -> None:
         self.rank, self.ranks = rank, tuple(ranks)
         self._memory = np.frombuffer(memory, np.uint8)
+        self.scratch = Scratch(SLOT)
         self._next = 0
         self._pipes, self._inbox, self._lives = pipes, inbox, lives
         self._said = _Said({}, set(), dict.fromkeys(ranks, 0), set())
@@ -172,7 +181,8 @@ class Ring:
         memory = self._memory[start : start + size]
         if number < _SLOTS:
             populate(memory)
-        return Slot(self, number, memory)
+        mine = self.ranks[number % len(self.ranks)] == self.rank
+        return Slot(self, number, memory, self.scratch.take(size) if mine else None)
 
     def finish(self) -> None:
         """All that this rank has read is what was written; wait until all others say so.
