@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcdet.control.fleet import worker_count
+from hpcdet.control.fleet import intents
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import Unavailable
@@ -35,9 +35,7 @@ def waits_for(holder: Holder) -> str:
             return paths.id
         if closed is None or closed.state != "COMPLETED":
             end = f"ended as {closed.state}" if closed else "is not there any more"
-            worker_count.halt(
-                holder, f"{paths.id} {end}; it was to begin after that one's good end"
-            )
+            intents.halt(holder, f"{paths.id} {end}; it was to begin after that one's good end")
             return ""
     return ""
 
@@ -73,7 +71,7 @@ def tend(holder: Holder, seen: FleetView) -> None:
                     holder.actions.append(f"cancel job {job}: {waited} is over and forgotten")
                     continue
                 what = f"job {waited}" if waited else f"what job {job} depends on"
-                worker_count.halt(holder, f"{what} did not end well; it was to begin after that")
+                intents.halt(holder, f"{what} did not end well; it was to begin after that")
     except Unavailable as error:
         holder.actions.append(f"scheduler asked again later: {error.what}")
 

@@ -8,16 +8,15 @@ submitted as workers are: an intent, a tag, and then the id.
 from __future__ import annotations
 
 import contextlib
-import secrets
+import dataclasses
 
-from hpcdet.control.fleet import worker_count
+from hpcdet.control.fleet import intents
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.script import succession
-from hpcdet.schedulers.calls import lost_submissions, submission_rate
+from hpcdet.schedulers.calls import lost_submissions
 from hpcdet.schedulers.common.base import Job, SubmissionRefused, Task, TaskState
-from hpcdet.store.config import overrides
 from hpcdet.store.folder.records import Intent, Submitted
 from hpcdet.store.fs import files
 
@@ -50,7 +49,7 @@ def post(holder: Holder, seen: FleetView) -> None:
         for number, job in jobs.items():
             _post(holder, number, job)
     except Unavailable as error:
-        worker_count.later(holder, error.what)
+        intents.later(holder, error.what)
 
 
 def dismiss(holder: Holder) -> None:
@@ -81,7 +80,8 @@ def _post(holder: Holder, number: int, job: str) -> None:
         scheduler, path = holder.hands.scheduler, holder.paths.sentinel(number)
         intent, found = Intent.read(path), None
         if intent is None:
-            intent = _intent(holder, number, job)
+            intent = intents.form(holder, number, holder.paths.sentinel_script(number), "-sentinel")
+            intent = dataclasses.replace(intent, watches=job)
             holder.fence()
             if not intent.write_once(path):
                 return  # of a former holder; the next turn finds out what became of it
@@ -95,31 +95,11 @@ def _post(holder: Holder, number: int, job: str) -> None:
     holder.written["sentinel", number] = True
 
 
-def _intent(holder: Holder, number: int, job: str) -> Intent:
-    id = holder.paths.id
-    return Intent(
-        number=number,
-        name=f"{id}-{number}-sentinel",
-        tag=f"hpcdet:{id}:{number}-sentinel-{secrets.token_hex(4)}",
-        tasks=1,
-        throttle=1,
-        term=holder.lease.term,
-        script=str(holder.paths.sentinel_script(number).relative_to(holder.paths.root)),
-        overrides=holder.decided.user.overrides,
-        at=files.now(),
-        watches=job,
-    )
-
-
 def _submit(holder: Holder, intent: Intent) -> Submitted:
     """Submit a sentinel and return the result; the search goes on even if it is refused."""
     scheduler = holder.hands.scheduler
     try:
-        resolved = overrides.lay(holder.hands.resolved, intent.overrides)
-        submission = holder.hands.build(holder.paths, intent, resolved, holder.hands.site)
-        holder.fence()
-        job = submission_rate.submit(scheduler, submission, holder.hands.site.limits.submit_per_min)
-        return Submitted(job, scheduler.name, at=files.now())
+        return Submitted(intents.send(holder, intent), scheduler.name, at=files.now())
     except SubmissionRefused as refused:
         if refused.refusal.kind != "invalid":
             raise Unavailable(refused.refusal.message) from None

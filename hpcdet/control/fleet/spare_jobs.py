@@ -6,14 +6,11 @@ tasks wait behind a throttle instead (``worker_count``).
 
 from __future__ import annotations
 
-import secrets
-
-from hpcdet.control.fleet import capacity, worker_count
+from hpcdet.control.fleet import capacity, intents
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import Unavailable
-from hpcdet.store.folder.records import Intent, Submitted
-from hpcdet.store.fs import files
+from hpcdet.store.folder.records import Submitted
 
 
 def chain(holder: Holder, seen: FleetView) -> None:
@@ -46,10 +43,10 @@ def chain(holder: Holder, seen: FleetView) -> None:
             if not job:
                 return
             ends[place] = job
-    except worker_count.Later:
+    except intents.Later:
         pass  # the queue is full: a shorter chain has to do
     except Unavailable as error:
-        worker_count.later(holder, error.what)
+        intents.later(holder, error.what)
 
 
 def _is_spare(holder: Holder, number: int) -> bool:
@@ -59,26 +56,9 @@ def _is_spare(holder: Holder, number: int) -> bool:
 
 def _submit(holder: Holder, former: str) -> str:
     """Submit a job behind another one and return its id; "" if there is none."""
-    number, id = holder.paths.submissions()[-1] + 1, holder.paths.id
-    intent = Intent(
-        number=number,
-        name=f"{id}-{number}",
-        tag=f"hpcdet:{id}:{number}-{secrets.token_hex(4)}",
-        tasks=1,
-        throttle=1,
-        term=holder.lease.term,
-        script=str(holder.paths.script(number).relative_to(holder.paths.root)),
-        overrides=holder.decided.user.overrides,
-        at=files.now(),
-        held=holder.decided.user.held,
-        after=worker_count.after(holder),
-        spares=1,
-        behind=[former],
-    )
-    holder.record("intent", number=number, tasks=1, tag=intent.tag, exclude=[])
-    holder.fence()
-    if not intent.write_once(holder.paths.intent(number)):
+    intent = intents.of_workers(holder, spares=1, behind=[former])
+    if intent is None:
         return ""
-    worker_count.settle(holder, intent, 1, fresh=True)
-    submitted = Submitted.read(holder.paths.submitted(number))
+    intents.settle(holder, intent, 1, fresh=True)
+    submitted = Submitted.read(holder.paths.submitted(intent.number))
     return submitted.job if submitted is not None else ""

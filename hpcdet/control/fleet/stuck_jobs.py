@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import datetime
 
-from hpcdet.control.fleet import worker_count
+from hpcdet.control.fleet import intents
 from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
@@ -87,10 +87,10 @@ def mend(holder: Holder, seen: FleetView) -> None:
                 holder.fence()
                 _cancel(holder.hands.scheduler, row)
                 why = f"job {row.job} cannot start ({row.reason}): {row.wait.repair}"
-                worker_count.halt(holder, why, row.wait.change)
+                intents.halt(holder, why, row.wait.change)
             holder.written[key] = True
     except Unavailable as error:
-        worker_count.later(holder, error.what)
+        intents.later(holder, error.what)
 
 
 def _launch_failed(holder: Holder, row: Task, submission: int) -> None:

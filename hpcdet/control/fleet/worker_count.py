@@ -1,44 +1,29 @@
-"""The number of workers: as many as there is work for, and each submitted exactly once.
-
-An intent is written to a file before its job exists and names a tag that the job carries; an
-intent whose job is unknown is looked up by that tag before it is submitted (again). So a
-submission happens once, at whatever point the submitting process died.
-"""
+"""The number of workers: as many as there is work for, in jobs as wide as are accepted."""
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from hpcdet.control.fleet import capacity, failed_submissions, resized_workers, running_limits
+from hpcdet.control.fleet import (
+    capacity,
+    failed_submissions,
+    intents,
+    resized_workers,
+    running_limits,
+)
 from hpcdet.control.fleet.running_limits import Room
 from hpcdet.control.leader import retry_rules
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.leader.lost_workers import FleetView, TaskPlace, Watch
-from hpcdet.errors import HpcdetError, Unavailable
+from hpcdet.control.leader.lost_workers import FleetView, TaskPlace
+from hpcdet.errors import Unavailable
 from hpcdet.jobs.script import lanes, succession
 from hpcdet.schedulers import opening
-from hpcdet.schedulers.calls import lost_submissions, submission_rate
 from hpcdet.schedulers.common.base import (
-    PerHost,
     Prunes,
-    Refusal,
-    Scheduler,
-    SubmissionRefused,
     TaskState,
 )
-from hpcdet.store.config import overrides
-from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import End, Intent, Submitted, WorkerClaim, WorkerEnd
-from hpcdet.store.fs import files
-
-_PATIENT = ("submit", "wait")
-"""Holders that may wait for their turn to submit: a person does, and no trial."""
-_PATIENCE_S = 120.0
-RETRY_S = 60.0
-"""Least time before a scheduler that took no job is asked again, where polling is allowed so
-seldom; otherwise its polling interval."""
+from hpcdet.store.folder.records import End, Intent, WorkerClaim, WorkerEnd
 
 
 def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
@@ -60,7 +45,7 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
     except Unavailable as error:
         # what there is goes on as it was allowed to
         running_limits.tell(holder, max(0, wanted - live), f"{error.where}: {error.what}")
-        later(holder, error.what)
+        intents.later(holder, error.what)
         holder.unmet = not holder.submits and live < wanted
         return
     _throttle(holder, seen, wanted, room)
@@ -69,7 +54,7 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
         return
     queued = capacity.queued_spares(holder, seen)
     live -= queued
-    pending = list(_open_intents(holder.paths, holder.watch))
+    pending = list(intents.of_unknown_jobs(holder))
     if not pending and live >= wanted:
         return
     if holder.hands.clock() < holder.pace.throttled_until or holder.decided.jobs.halted:
@@ -77,24 +62,24 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
             running_limits.tell(holder, wanted - live, room.why)
         return
     if live < wanted and (why := failed_submissions.why(holder, seen)):
-        halt(holder, why)
+        intents.halt(holder, why)
         return
     try:
         for intent in pending:
-            live += settle(holder, intent, wanted - live, fresh=False)
+            live += intents.settle(holder, intent, wanted - live, fresh=False)
         exclude = _excluded(holder) if live < wanted else []
         while live < wanted:
             new = _intend(holder, live, wanted - live, room, exclude, queued)
             if new is None:
                 return
-            live += settle(holder, new, wanted - live, fresh=True)
+            live += intents.settle(holder, new, wanted - live, fresh=True)
     except Unavailable as error:
-        later(holder, error.what)
+        intents.later(holder, error.what)
     except _Full as reason:
         running_limits.tell(holder, wanted - live, str(reason))
-        later(holder, f"as many jobs run or wait as it may have by {reason}")
-    except Later as reason:
-        later(holder, str(reason))
+        intents.later(holder, f"as many jobs run or wait as it may have by {reason}")
+    except intents.Later as reason:
+        intents.later(holder, str(reason))
 
 
 def cancel_all(holder: Holder, places: list[TaskPlace]) -> None:
@@ -116,7 +101,7 @@ def cancel_all(holder: Holder, places: list[TaskPlace]) -> None:
                 holder.actions.append(f"cancel job {job}")
             holder.written[key] = True
     except Unavailable as error:
-        later(holder, error.what)
+        intents.later(holder, error.what)
 
 
 def prune(holder: Holder, seen: FleetView) -> None:
@@ -143,11 +128,7 @@ def prune(holder: Holder, seen: FleetView) -> None:
             holder.written["prune", job] = True
             holder.actions.append(f"cancel tasks of job {job} that wait")
     except Unavailable as error:
-        later(holder, error.what)
-
-
-class Later(Exception):
-    """The scheduler accepts no more jobs for now."""
+        intents.later(holder, error.what)
 
 
 class _Full(Exception):
@@ -173,7 +154,7 @@ def cancel_surplus(holder: Holder, places: Iterable[TaskPlace], surplus: int) ->
                     f"cancel task {names.task_id(place.job, place.index)}: not needed any more"
                 )
     except Unavailable as error:
-        later(holder, error.what)
+        intents.later(holder, error.what)
 
 
 def _throttle(holder: Holder, seen: FleetView, wanted: int, room: Room | None) -> None:
@@ -205,7 +186,7 @@ def _throttle(holder: Holder, seen: FleetView, wanted: int, room: Room | None) -
                 share = max(1, min(share, room.of_jobs[submitted.job]))
             _throttle_job(holder, intent, submitted.job, share)
     except Unavailable as error:
-        later(holder, error.what)
+        intents.later(holder, error.what)
 
 
 def _throttle_job(holder: Holder, intent: Intent, job: str, running: int) -> None:
@@ -220,14 +201,6 @@ def _throttle_job(holder: Holder, intent: Intent, job: str, running: int) -> Non
     holder.hands.scheduler.throttle(job, running)
     holder.written[key] = True
     holder.actions.append(f"job {job}: at most {running} tasks at once")
-
-
-def _open_intents(paths: ExperimentPaths, watch: Watch) -> Iterator[Intent]:
-    for number in paths.submissions():
-        intent, submitted = watch.files.submission(number)
-        lost = number <= watch.left_behind
-        if intent is not None and submitted is None and not (intent.hold or lost):
-            yield intent
 
 
 def _intend(
@@ -245,7 +218,7 @@ def _intend(
     if not able.arrays:
         width = min(width, 1)
     if width < 1:
-        raise Later("as many jobs are queued as the site allows")
+        raise intents.Later("as many jobs are queued as the site allows")
     at_once = capacity.at_once(holder.resolved, holder.resolved.lanes) or width
     if room is not None:
         at_once = min(at_once, room.tasks - live)
@@ -253,131 +226,15 @@ def _intend(
             raise _Full(room.why)
     workers = min(missing, width)
     left = resized_workers.unfollowed(holder)
-    # records that a fork has taken over name workers of former submissions
-    number = max([holder.decided.jobs.submissions, *holder.paths.submissions()]) + 1
-    name = f"{holder.paths.id}-{number}"
-    intent = Intent(
-        number=number,
-        name=name,
-        tag=f"hpcdet:{holder.paths.id}:{number}-{secrets.token_hex(4)}",
-        tasks=width,
-        throttle=min(workers, at_once),
-        term=holder.lease.term,
+    return intents.of_workers(
+        holder,
+        width,
+        min(workers, at_once),
         exclude=exclude,
-        script=str(holder.paths.script(number).relative_to(holder.paths.root)),
-        hold=holder.hold,
-        overrides=holder.decided.user.overrides,
-        at=files.now(),
-        held=holder.decided.user.held,
-        after=after(holder),
-        host=_host(holder.hands.scheduler),
         spares=width - workers,
         # each of several that take their places is behind some of them, the last behind the rest
         behind=[*(left if workers == missing else left[:workers]), *(room.behind if room else ())],
     )
-    holder.record("intent", number=number, tasks=width, tag=intent.tag, exclude=intent.exclude)
-    holder.fence()
-    if not intent.write_once(holder.paths.intent(number)):
-        return None  # of a former holder; the next turn finds out what became of it
-    return intent
-
-
-def after(holder: Holder) -> list[str]:
-    """Return the jobs to begin after; once a worker has begun, that is over."""
-    return [] if any(holder.paths.workers()) else holder.decided.user.after
-
-
-def settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int:
-    """Submit an intent's job or give it up; return the number of tasks that live now."""
-    scheduler = holder.hands.scheduler
-    if intent.host and intent.host != _host(holder.hands.scheduler):
-        raise Unavailable(f"submission {intent.number} was begun on {intent.host}")
-    script = holder.paths.script(intent.number)
-    job = None if fresh else lost_submissions.find(scheduler, intent.name, intent.tag, script)
-    if job is not None:
-        holder.actions.append(f"found submission {intent.number} as job {job}")
-        return _submitted(holder, intent, job)
-    if missing <= 0 or (intent.is_spare and not fresh):
-        _give_up(holder, intent, "not needed any more")
-        return 0
-    try:
-        build = holder.hands.build
-        resolved = overrides.lay(holder.hands.resolved, intent.overrides)
-        submission = build(holder.paths, intent, resolved, holder.hands.site)
-        if intent.hold:
-            return intent.tasks
-        holder.fence()
-        per_min = holder.hands.site.limits.submit_per_min
-        patience_s = _PATIENCE_S if holder.kind in _PATIENT else 0.0
-        job = submission_rate.submit(scheduler, submission, per_min, patience_s)
-    except SubmissionRefused as refused:
-        return _refused(holder, intent, refused.refusal)
-    except Unavailable:
-        raise
-    except HpcdetError as error:
-        return _refused(holder, intent, Refusal("invalid", str(error)))
-    holder.actions.append(f"submit {intent.tasks} workers as job {job}")
-    if not fresh:
-        holder.pace.width = 2 * intent.tasks  # the scheduler takes jobs again
-    return _submitted(holder, intent, job)
-
-
-def _host(scheduler: Scheduler) -> str:
-    """Return this machine's name where jobs of other machines cannot be seen; else ""."""
-    return scheduler.host if isinstance(scheduler, PerHost) else ""
-
-
-def _submitted(holder: Holder, intent: Intent, job: str) -> int:
-    record = Submitted(job, holder.hands.scheduler.name, at=files.now())
-    path = holder.paths.submitted(intent.number)
-    if not record.write_once(path):
-        there = Submitted.read(path)
-        if there is not None and there.job != job:
-            # a holder of a newer term has settled this intent in another way
-            holder.hands.scheduler.cancel(job)
-    holder.sent += intent.tasks
-    return intent.tasks
-
-
-def _refused(holder: Holder, intent: Intent, refusal: Refusal) -> int:
-    if refusal.kind in ("limit", "width") and intent.tasks > 1:
-        holder.pace.width = max(1, intent.tasks // 2)
-        _give_up(holder, intent, f"too wide for now: {refusal.message}")
-        return 0
-    if refusal.kind in ("limit", "unavailable"):
-        raise Later(refusal.message)
-    if intent.is_spare:  # as where the job before it is over: the others go on without it
-        _give_up(holder, intent, refusal.message)
-        raise Later(refusal.message)
-    refused = failed_submissions.refused(holder)  # what too few nodes lack is the cause, then
-    cause = "".join(f"; {node} was left out: {why}" for node, why in sorted(refused.items()))
-    _give_up(holder, intent, refusal.message)
-    halt(holder, refusal.message + cause)
-    raise Later(refusal.message)
-
-
-def _give_up(holder: Holder, intent: Intent, why: str) -> None:
-    holder.fence()
-    record = Submitted("", holder.hands.scheduler.name, why, files.now())
-    record.write_once(holder.paths.submitted(intent.number))
-    holder.actions.append(f"submission {intent.number} given up: {why}")
-
-
-def halt(holder: Holder, why: str, change: str = "") -> None:
-    """Pause the experiment: submit nothing more until the user resumes it, and record why.
-
-    Args:
-        change: of the config, as ``--set`` takes it, with which to resume it.
-    """
-    holder.record("state", state="PAUSED", why=why, by="scheduler", change=change)
-    holder.actions.append(f"paused: {why}")
-
-
-def later(holder: Holder, why: str) -> None:
-    """Submit nothing for a while, as the scheduler refuses."""
-    wait = min(RETRY_S, max(1.0, holder.hands.site.limits.poll_min_s))
-    holder.pace.throttled_until = holder.hands.clock() + wait
-    holder.actions.append(f"scheduler asked again later: {why}")
 
 
 def _excluded(holder: Holder) -> list[str]:

@@ -13,7 +13,7 @@ class Worker:
     """``worker``. Times in seconds.
 
     ``lanes`` is a number once the experiment has been made; ``spares``: None leaves it to
-    ``control.fleet.worker_count``.
+    ``control.fleet.capacity``.
     """
 
     mode: Literal["shared", "per_trial"] = "shared"

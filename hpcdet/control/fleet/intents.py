@@ -1,0 +1,200 @@
+"""Intents: submissions about to be made, each of them exactly once, and what refusals lead to.
+
+An intent is written to a file before its job exists and names a tag that the job carries; an
+intent whose job is unknown is looked up by that tag before it is submitted (again). So a
+submission happens once, at whatever point the submitting process died.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hpcdet.control.fleet import failed_submissions
+from hpcdet.control.leader.leader import Holder
+from hpcdet.errors import HpcdetError, Unavailable
+from hpcdet.schedulers.calls import lost_submissions, submission_rate
+from hpcdet.schedulers.common.base import PerHost, Refusal, Scheduler, SubmissionRefused
+from hpcdet.store.config import overrides
+from hpcdet.store.folder.records import Intent, Submitted
+from hpcdet.store.fs import files
+
+_PATIENT = ("submit", "wait")
+"""Holders that may wait for their turn to submit: a person does, and no trial."""
+_PATIENCE_S = 120.0
+_RETRY_S = 60.0
+"""Least time before a scheduler that took no job is asked again, where polling is allowed so
+seldom; otherwise its polling interval."""
+
+
+class Later(Exception):
+    """The scheduler accepts no more jobs for now."""
+
+
+def form(holder: Holder, number: int, script: Path, kind: str = "") -> Intent:
+    """Return an intent of one task, with the config as it is now.
+
+    Args:
+        kind: of the job, where it is no worker: the end of its name.
+    """
+    name = f"{number}{kind}"
+    return Intent(
+        number=number,
+        name=f"{holder.paths.id}-{name}",
+        tag=f"hpcdet:{holder.paths.id}:{name}-{secrets.token_hex(4)}",
+        tasks=1,
+        throttle=1,
+        term=holder.lease.term,
+        script=str(script.relative_to(holder.paths.root)),
+        overrides=holder.decided.user.overrides,
+        at=files.now(),
+    )
+
+
+def of_workers(
+    holder: Holder,
+    tasks: int = 1,
+    throttle: int = 1,
+    *,
+    spares: int = 0,
+    behind: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> Intent | None:
+    """Write the next submission's intent; None: one of a former holder has taken its number.
+
+    The next turn finds out what became of that one.
+    """
+    # records that a fork has taken over name workers of former submissions
+    number = max([holder.decided.jobs.submissions, *holder.paths.submissions()]) + 1
+    intent = dataclasses.replace(
+        form(holder, number, holder.paths.script(number)),
+        tasks=tasks,
+        throttle=throttle,
+        exclude=[*exclude],
+        hold=holder.hold,
+        held=holder.decided.user.held,
+        # once a worker has begun, that is over
+        after=[] if any(holder.paths.workers()) else holder.decided.user.after,
+        host=_host(holder.hands.scheduler),
+        spares=spares,
+        behind=[*behind],
+    )
+    holder.record("intent", number=number, tasks=tasks, tag=intent.tag, exclude=intent.exclude)
+    holder.fence()
+    return intent if intent.write_once(holder.paths.intent(number)) else None
+
+
+def of_unknown_jobs(holder: Holder) -> Iterator[Intent]:
+    """Yield the intents of workers of which no job is known, nor that they were given up."""
+    for number in holder.paths.submissions():
+        intent, submitted = holder.watch.files.submission(number)
+        lost = number <= holder.watch.left_behind
+        if intent is not None and submitted is None and not (intent.hold or lost):
+            yield intent
+
+
+def settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int:
+    """Submit an intent's job or give it up; return the number of tasks that live now."""
+    scheduler = holder.hands.scheduler
+    if intent.host and intent.host != _host(scheduler):
+        raise Unavailable(f"submission {intent.number} was begun on {intent.host}")
+    script = holder.paths.script(intent.number)
+    job = None if fresh else lost_submissions.find(scheduler, intent.name, intent.tag, script)
+    if job is not None:
+        holder.actions.append(f"found submission {intent.number} as job {job}")
+        return _submitted(holder, intent, job)
+    if missing <= 0 or (intent.is_spare and not fresh):
+        _give_up(holder, intent, "not needed any more")
+        return 0
+    try:
+        job = send(holder, intent)
+    except SubmissionRefused as refused:
+        return _refused(holder, intent, refused.refusal)
+    except Unavailable:
+        raise
+    except HpcdetError as error:
+        return _refused(holder, intent, Refusal("invalid", str(error)))
+    if not job:
+        return intent.tasks
+    holder.actions.append(f"submit {intent.tasks} workers as job {job}")
+    if not fresh:
+        holder.pace.width = 2 * intent.tasks  # the scheduler takes jobs again
+    return _submitted(holder, intent, job)
+
+
+def send(holder: Holder, intent: Intent) -> str:
+    """Render an intent's script and submit it; returns the job's id, "" if a person submits it.
+
+    Raises:
+        SubmissionRefused: as ``submission_rate.submit``.
+        HpcdetError: the script cannot be rendered.
+    """
+    hands = holder.hands
+    resolved = overrides.lay(hands.resolved, intent.overrides)
+    submission = hands.build(holder.paths, intent, resolved, hands.site)
+    if intent.hold:
+        return ""
+    holder.fence()
+    per_min = hands.site.limits.submit_per_min
+    patience_s = _PATIENCE_S if holder.kind in _PATIENT else 0.0
+    return submission_rate.submit(hands.scheduler, submission, per_min, patience_s)
+
+
+def _host(scheduler: Scheduler) -> str:
+    """Return this machine's name where jobs of other machines cannot be seen; else ""."""
+    return scheduler.host if isinstance(scheduler, PerHost) else ""
+
+
+def _submitted(holder: Holder, intent: Intent, job: str) -> int:
+    record = Submitted(job, holder.hands.scheduler.name, at=files.now())
+    path = holder.paths.submitted(intent.number)
+    if not record.write_once(path):
+        there = Submitted.read(path)
+        if there is not None and there.job != job:
+            # a holder of a newer term has settled this intent in another way
+            holder.hands.scheduler.cancel(job)
+    holder.sent += intent.tasks
+    return intent.tasks
+
+
+def _refused(holder: Holder, intent: Intent, refusal: Refusal) -> int:
+    if refusal.kind in ("limit", "width") and intent.tasks > 1:
+        holder.pace.width = max(1, intent.tasks // 2)
+        _give_up(holder, intent, f"too wide for now: {refusal.message}")
+        return 0
+    if refusal.kind in ("limit", "unavailable"):
+        raise Later(refusal.message)
+    if intent.is_spare:  # as where the job before it is over: the others go on without it
+        _give_up(holder, intent, refusal.message)
+        raise Later(refusal.message)
+    refused = failed_submissions.refused(holder)  # what too few nodes lack is the cause, then
+    cause = "".join(f"; {node} was left out: {why}" for node, why in sorted(refused.items()))
+    _give_up(holder, intent, refusal.message)
+    halt(holder, refusal.message + cause)
+    raise Later(refusal.message)
+
+
+def _give_up(holder: Holder, intent: Intent, why: str) -> None:
+    holder.fence()
+    record = Submitted("", holder.hands.scheduler.name, why, files.now())
+    record.write_once(holder.paths.submitted(intent.number))
+    holder.actions.append(f"submission {intent.number} given up: {why}")
+
+
+def halt(holder: Holder, why: str, change: str = "") -> None:
+    """Pause the experiment: submit nothing more until the user resumes it, and record why.
+
+    Args:
+        change: of the config, as ``--set`` takes it, with which to resume it.
+    """
+    holder.record("state", state="PAUSED", why=why, by="scheduler", change=change)
+    holder.actions.append(f"paused: {why}")
+
+
+def later(holder: Holder, why: str) -> None:
+    """Submit nothing for a while, as the scheduler refuses."""
+    wait = min(_RETRY_S, max(1.0, holder.hands.site.limits.poll_min_s))
+    holder.pace.throttled_until = holder.hands.clock() + wait
+    holder.actions.append(f"scheduler asked again later: {why}")
