@@ -122,8 +122,9 @@ def test_an_intent_whose_job_was_made_is_found_by_its_tag(tmp_path: Path) -> Non
     world = World.make(tmp_path)
     holder = world.holder()
     advance(world.paths, holder)
+    holder.close()
     world.paths.submitted(1).unlink()  # as if the process had died before writing it
-    later(world, holder, 1)
+    later(world, world.holder(), 1)
     assert len(world.scheduler.jobs) == 1
     submitted = Submitted.read(world.paths.submitted(1))
     assert submitted is not None
@@ -365,9 +366,12 @@ def test_spare_jobs_follow_a_worker_whose_submitter_died(
     assert behind(world) == [[], ["1"], ["2"]]
 
 
-def test_a_submitter_that_dies_among_spare_jobs_leaves_a_shorter_chain(tmp_path: Path) -> None:
-    """One that is found was not a worker: it gets no spare ones of its own."""
-    world = single_jobs(tmp_path, 1, 1, 4)
+@pytest.mark.parametrize("there", [True, False])
+def test_a_chain_of_spare_jobs_whose_submitter_died_is_completed(
+    tmp_path: Path, there: bool
+) -> None:
+    """A spare job that is found was not a worker: it gets no spare ones of its own."""
+    world = single_jobs(tmp_path, 2, 2, 4)
 
     def die() -> None:
         if len(world.scheduler.jobs) == 3:
@@ -377,11 +381,16 @@ def test_a_submitter_that_dies_among_spare_jobs_leaves_a_shorter_chain(tmp_path:
     with pytest.raises(KeyboardInterrupt):
         advance(world.paths, world.holder())
     world.scheduler.effect = lambda: None
-    world.scheduler.cancel("3")  # by hand: the small job is behind what is left
-    assert later(world, world.holder(), 20).live == (1, 2)
-    small = Intent.read(world.paths.sentinel(2))
-    assert small is not None and small.watches == "2"
-    assert behind(world) == [[], ["1"], ["2"]]
+    assert behind(world) == [[], [], ["1"]]
+    if not there:  # it died right before
+        del world.scheduler.jobs["3"]
+    home = world.holder()
+    later(world, home, 12)
+    later(world, home)
+    assert behind(world) == [[], [], ["1"], ["2"], ["3"], ["4"]]
+    assert len(world.scheduler.jobs) == 7
+    small = Intent.read(world.paths.sentinel(6))
+    assert small is not None and small.watches == "5:6", "one, behind both chains"
 
 
 def test_spare_jobs_that_wait_are_no_workers_for_more_trials(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int:
     if job is not None:
         holder.actions.append(f"found submission {intent.number} as job {job}")
         return _submitted(holder, intent, job)
-    if missing <= 0 or (intent.is_spare and not fresh):
+    if missing <= 0:
         _give_up(holder, intent, "not needed any more")
         return 0
     try:
@@ -164,10 +164,11 @@ def _refused(holder: Holder, intent: Intent, refusal: Refusal) -> int:
         holder.pace.width = max(1, intent.tasks // 2)
         _give_up(holder, intent, f"too wide for now: {refusal.message}")
         return 0
-    if refusal.kind in ("limit", "unavailable"):
-        raise Later(refusal.message)
-    if intent.is_spare:  # as where the job before it is over: the others go on without it
+    if intent.is_spare and refusal.kind != "unavailable":
+        # the queue is full, or the job before it is over: the others go on without it
         _give_up(holder, intent, refusal.message)
+        return 0
+    if refusal.kind in ("limit", "unavailable"):
         raise Later(refusal.message)
     refused = failed_submissions.refused(holder)  # what too few nodes lack is the cause, then
     cause = "".join(f"; {node} was left out: {why}" for node, why in sorted(refused.items()))

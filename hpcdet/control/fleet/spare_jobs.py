@@ -1,7 +1,9 @@
 """Spare jobs in a chain behind each worker, for sites where workers cannot submit others.
 
 Each begins when the one before it has ended, however that was (``afterany``). In arrays, spare
-tasks wait behind a throttle instead (``worker_count``).
+tasks wait behind a throttle instead (``worker_count``). Chains are whole once the small job waits
+behind them (``sentinel_jobs``), or one of their jobs is refused; until then each turn goes on with
+them, whoever has begun them.
 """
 
 from __future__ import annotations
@@ -10,55 +12,86 @@ from hpcdet.control.fleet import capacity, intents
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import Unavailable
-from hpcdet.store.folder.records import Submitted
+from hpcdet.store.folder.records import Intent, Submitted
 
 
 def chain(holder: Holder, seen: FleetView) -> None:
-    """Submit the spare jobs of workers that have none behind them yet, as far as room is left.
+    """Submit the spare jobs that are missing behind workers, as far as room is left.
 
     Raises:
         Fenced: the term ended meanwhile.
     """
-    site, able = holder.hands.site, holder.hands.scheduler.capabilities()
-    if able.arrays or not (site.capabilities.nobody_submits and holder.submits) or holder.hold:
+    if holder.hold or not holder.submits or holder.decided.jobs.halted:
         return
-    waits = holder.hands.clock() < holder.pace.throttled_until
-    if holder.decided.jobs.halted or (waits and not holder.pace.full_since):
+    if holder.hands.clock() < holder.pace.throttled_until and not holder.pace.full_since:
         return  # a limit of running jobs keeps no spare one from the queue
-    live = {place.submission for place in seen.live}
-    over = {place.submission for place in seen.places} - live
-    last = max((n for n in holder.paths.submissions() if _is_spare(holder, n)), default=0)
-    jobs = {i.number: one.job for i, one in holder.watch.files.submissions() if one.job}
-    ends = [job for number, job in jobs.items() if number > last and number not in over]
-    if not ends:
-        return
-    spares = capacity.spares(holder.resolved, site, len(ends))
-    for most in (site.limits.max_submit, able.max_submit):
-        if most is not None:
-            spares = min(spares, most - len(jobs.keys() - over) - 1)  # one is the small job
+    over = {place.submission for place in seen.places} - {place.submission for place in seen.live}
+    chains = _chains(holder, over)
     try:
-        for number in range(spares):
-            place = number % len(ends)
-            job = _submit(holder, ends[place])
-            if not job:
+        for intent in (one for one in intents.of_unknown_jobs(holder) if one.is_spare):
+            _settle(holder, intent, chains, fresh=False)
+        for _ in range(_missing(holder, chains, over)):
+            new = intents.of_workers(holder, spares=1, behind=min(chains, key=len)[-1:])
+            if new is None or not _settle(holder, new, chains, fresh=True):
                 return
-            ends[place] = job
-    except intents.Later:
-        pass  # the queue is full: a shorter chain has to do
+    except intents.Later as reason:
+        intents.later(holder, str(reason))
     except Unavailable as error:
         intents.later(holder, error.what)
 
 
-def _is_spare(holder: Holder, number: int) -> bool:
-    intent, _ = holder.watch.files.submission(number)
-    return intent is not None and intent.is_spare
+def _chains(holder: Holder, over: set[int]) -> list[list[str]]:
+    """Return the jobs of each worker and of its spares, where these are not whole.
+
+    Args:
+        over: submissions of which nothing lives.
+    """
+    able, found = holder.hands.scheduler.capabilities(), list[list[str]]()
+    if able.arrays or not holder.hands.site.capabilities.nobody_submits:
+        return []
+    numbers, gone = holder.paths.submissions(), set[str]()
+    small = (n for n in reversed(numbers) if Intent.read(holder.paths.sentinel(n)) is not None)
+    whole = max(next(small, 0), holder.watch.left_behind)
+    for number in (number for number in numbers if number > whole):
+        intent, submitted = holder.watch.files.submission(number)
+        if intent is None or submitted is None:
+            continue
+        if number in over:
+            gone.add(submitted.job)
+        if submitted.job and not intent.is_spare:
+            found.append([submitted.job])
+        elif submitted.job:
+            _lengthen(found, intent, submitted.job)
+        elif intent.is_spare:
+            return []  # it was refused
+    return [one for one in found if one[-1] not in gone]
 
 
-def _submit(holder: Holder, former: str) -> str:
-    """Submit a job behind another one and return its id; "" if there is none."""
-    intent = intents.of_workers(holder, spares=1, behind=[former])
-    if intent is None:
-        return ""
-    intents.settle(holder, intent, 1, fresh=True)
+def _lengthen(chains: list[list[str]], intent: Intent, job: str) -> None:
+    for one in (one for one in chains if one[-1] in intent.behind):
+        one.append(job)
+
+
+def _missing(holder: Holder, chains: list[list[str]], over: set[int]) -> int:
+    """Return how many spare jobs are missing, and have room in the queue."""
+    site, able = holder.hands.site, holder.hands.scheduler.capabilities()
+    live = {intent.number for intent, one in holder.watch.files.submissions() if one.job} - over
+    there = sum(len(one) - 1 for one in chains)
+    missing = capacity.spares(holder.resolved, site, len(chains)) - there if chains else 0
+    room = [
+        most - len(live) - 1
+        for most in (site.limits.max_submit, able.max_submit)
+        if most is not None
+    ]
+    return min([missing, *room])  # one is the small job
+
+
+def _settle(holder: Holder, intent: Intent, chains: list[list[str]], *, fresh: bool) -> bool:
+    """Submit a spare job, or give it up if what it is behind is over; False if it is none."""
+    wanted = any(one[-1] in intent.behind for one in chains)
+    intents.settle(holder, intent, int(wanted), fresh=fresh)
     submitted = Submitted.read(holder.paths.submitted(intent.number))
-    return submitted.job if submitted is not None else ""
+    if submitted is None or not submitted.job:
+        return False
+    _lengthen(chains, intent, submitted.job)
+    return True

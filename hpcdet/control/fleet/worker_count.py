@@ -54,7 +54,7 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
         return
     queued = capacity.queued_spares(holder, seen)
     live -= queued
-    pending = list(intents.of_unknown_jobs(holder))
+    pending = [one for one in intents.of_unknown_jobs(holder) if not one.is_spare]
     if not pending and live >= wanted:
         return
     if holder.hands.clock() < holder.pace.throttled_until or holder.decided.jobs.halted:
