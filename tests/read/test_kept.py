@@ -251,6 +251,22 @@ def test_a_server_asked_for_one_trial_looks_at_no_other(
     assert seen(memory.look()) != whole
 
 
+def test_a_server_shows_no_traces_that_were_removed(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a", profiling={"enabled": True})
+    attempt = built.trial().attempt()
+    attempt.end("completed")
+    traces = attempt.paths.traces
+    traces.mkdir()
+    for rank in range(2):
+        (traces / f"rank-{rank}.json.gz").touch()
+    memory = Memory(built.paths)
+    aged(tmp_path)
+    [row] = views.attempts(memory.look(), trial=1)
+    assert len(row.traces) == 2
+    (traces / "rank-0.json.gz").unlink()
+    assert views.show(memory.look()).files.traces == [str(traces / "rank-1.json.gz")]
+
+
 def test_a_server_derives_again_only_of_trials_that_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -193,7 +194,11 @@ def _trial(
 def attempts(source: ExperimentPaths | Gathered, trial: int = 0) -> list[AttemptView]:
     """Return every attempt of one trial, or of all of them."""
     gathered = gather(source)
-    return [row for each in gathered.chosen(trial) for row in _attempts(gathered, each)]
+    rows = [row for each in gathered.chosen(trial) for row in _attempts(gathered, each)]
+    if not gathered.config.profiling.enabled:
+        return rows
+    # they are large, and people remove them, which no file that is watched shows
+    return [dataclasses.replace(row, traces=_traces(gathered.paths, row)) for row in rows]
 
 
 def _attempts(gathered: Gathered, trial: GatheredTrial) -> list[AttemptView]:
@@ -224,7 +229,7 @@ def _attempt(gathered: Gathered, attempt: GatheredAttempt) -> AttemptView:
         duration_s=seconds(started, ended),
         last_heard=attempt.heard,
         log=packed.where(attempt.paths.log(0)),
-        traces=_traces(gathered, attempt),
+        traces=[],
         log_policies=list(end.policies) if end else [],
     )
 
@@ -250,10 +255,8 @@ def fingerprints(source: ExperimentPaths | Gathered, trial: int = 0) -> list[Fin
     return views
 
 
-def _traces(gathered: Gathered, attempt: GatheredAttempt) -> list[str]:
-    if not gathered.config.profiling.enabled:
-        return []
-    folder = attempt.paths.traces
+def _traces(paths: ExperimentPaths, row: AttemptView) -> list[str]:
+    folder = paths.trial(row.trial).attempt(row.attempt).traces
     return [packed.where(folder / name) for name in sorted(packed.names(folder))]
 
 
