@@ -113,6 +113,11 @@ def size(count: float | None) -> str:
     return f"{count / 1000:.1f} TB"
 
 
+def percent(share: float | None) -> str:
+    """Format a share as ``12 %``; "" for None."""
+    return "" if share is None else f"{100 * share:.0f} %"
+
+
 def clock_time(seconds: float) -> str:
     """Format ``D-HH:MM:SS``, rounded up."""
     minutes, s = divmod(math.ceil(seconds), 60)

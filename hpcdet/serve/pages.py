@@ -340,7 +340,7 @@ def _of_experiment(row: Any) -> Sequence[PageCell]:
     best = PageCell(text(row.best), f"/e/{id}/{row.best_trial}" if row.best_trial else "")
     return (
         PageCell(row.id, f"/e/{id}"),
-        *_cells(row.state, _why(row), f"{100 * row.progress:.0f} %"),
+        *_cells(row.state, _why(row), units.percent(row.progress)),
         best,
         *_cells(row.metric, _short(row.created), row.name, row.project, row.user, row.labels),
     )

@@ -95,8 +95,8 @@ def test_ls_shows_best_value_age_and_progress(cli: Cli, swept: Builder) -> None:
     assert lines[0].split() == ["ID", "STATE", "TRIALS", "DONE", "BEST", "METRIC", "AGE", "LABELS"]
     untagged = cli("ls", "--project", "vision").out.splitlines()[0]
     assert untagged.split()[-1] == "AGE", "a column that is empty is left out"
-    done = {line.split()[0]: line.split()[3:5] for line in lines[1:]}
-    assert done == {"digits-7f3a": ["100%", "0.1"], "going-0001": ["12%", "0.05"]}
+    done = {line.split()[0]: line.split()[3:6] for line in lines[1:]}
+    assert done == {"digits-7f3a": ["100", "%", "0.1"], "going-0001": ["12", "%", "0.05"]}
     assert cli("ls", "--sort", "best", "-o", "id").out.split() == ["going-0001", "digits-7f3a"]
     assert cli("ls", "--project", "vision", "-o", "id").out == "going-0001\n"
     assert cli("ls", "--project", "nothing", "-o", "id").out == ""

@@ -83,6 +83,18 @@ def test_no_path_of_a_machine_is_committed() -> None:
     assert not found
 
 
+def test_shares_are_written_with_a_space_before_the_sign() -> None:
+    formats = re.compile(r":[.\d]*%\}|[\d}]%[\"'`]")
+    there = [*(TOP / "hpcdet").rglob("*.py"), *(TOP / "templates").rglob("*.j2")]
+    found = [
+        f"{path}: {line.strip()}"
+        for path in there
+        for line in path.read_text().splitlines()
+        if formats.search(line) and "{%" not in line
+    ]
+    assert not found, "units.percent writes 12 %"
+
+
 def test_a_dose_that_is_asked_for_reaches_the_tests() -> None:
     asked = set(re.findall(r"HPCDET_[A-Z_]+(?==)", (TOP / "Makefile").read_text()))
     assert asked >= {"HPCDET_FUZZ", "HPCDET_ATTACK_S", "HPCDET_CHAOS"}

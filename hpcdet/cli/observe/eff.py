@@ -26,18 +26,14 @@ def _of(used: str, asked: str, word: Callable[[Any], str]) -> Callable[[Efficien
         amount, most = getattr(item, used), getattr(item, asked)
         if amount is None:
             return ""
-        return f"{100 * amount / most:.0f} % of {word(most)}" if most else word(amount)
+        return f"{units.percent(amount / most)} of {word(most)}" if most else word(amount)
 
     return text
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f} %"
-
-
 def _main_phases(item: EfficiencyView) -> str:
     shares = sorted(item.phases.items(), key=lambda pair: -pair[1])[:3]
-    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
+    return ", ".join(f"{name} {units.percent(share)}" for name, share in shares if share >= 0.005)
 
 
 def _seconds(value: float | None) -> str:
@@ -50,19 +46,19 @@ def _rate(item: EfficiencyView) -> str:
     return "" if item.samples_per_s is None else f"{item.samples_per_s:.4g}"
 
 
-def _useful(item: EfficiencyView) -> str:
-    return "" if item.useful is None else _percent(100 * item.useful)
+def _gpu(item: EfficiencyView) -> str:
+    return units.percent(None if item.gpu_percent is None else item.gpu_percent / 100)
 
 
 COLUMNS = (
     Column("TRIAL", "id", cut=False),
     Column("CORES", _of("cpu_cores", "cpus", "{:.3g}".format), right=True),
     Column("MEMORY", _of("memory_peak_bytes", "memory_bytes", units.size), right=True),
-    Column("GPU", lambda item: _percent(item.gpu_percent), right=True),
+    Column("GPU", _gpu, right=True),
     Column("TIME", _of("longest_s", "walltime_s", units.duration), right=True),
     Column("STEP", lambda item: _seconds(item.step_s), right=True),
     Column("SAMPLES/S", _rate, wide=True, right=True),
-    Column("USEFUL", _useful, wide=True, right=True),
+    Column("USEFUL", lambda item: units.percent(item.useful), wide=True, right=True),
     Column("WHERE", _main_phases),
     Column("BEYOND", "beyond_batches", wide=True, right=True),
     Column("STATE", "state", wide=True),
@@ -71,7 +67,7 @@ COLUMNS = (
 WASTE = (
     Column("TRIAL", "id", cut=False),
     Column("HOURS", lambda item: f"{item.slot_hours:.3g}", right=True),
-    Column("USEFUL", _useful, right=True),
+    Column("USEFUL", lambda item: units.percent(item.useful), right=True),
     Column("STARTING", lambda item: f"{item.waste.starting:.3g}", right=True),
     Column("LOST", lambda item: f"{item.waste.lost:.3g}", right=True),
     Column("FAILED", lambda item: f"{item.waste.failed:.3g}", right=True),

@@ -65,7 +65,7 @@ LS = (
     Column("ID", "id"),
     Column("STATE", "state", cut=False),
     Column("TRIALS", lambda row: f"{row.done}/{row.trials}", right=True),
-    Column("DONE", lambda row: f"{row.progress:.0%}", right=True),
+    Column("DONE", lambda row: units.percent(row.progress), right=True),
     Column("BEST", "best", right=True),
     Column("METRIC", "metric"),
     Column("AGE", lambda row: units.duration(row.age_s, 1), right=True, cut=False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from hpcdet import units
 from hpcdet.cli.frame.ids import called, id_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
@@ -48,4 +49,4 @@ def hp_command(out: Output, id: str) -> None:
 def _percent(row: HyperparameterView) -> str:
     if row.importance is None:
         return ""
-    return f"{row.importance:.0%}" + ("" if row.reliable else " ?")
+    return units.percent(row.importance) + ("" if row.reliable else " ?")

@@ -7,6 +7,7 @@ from datetime import datetime
 
 import click
 
+from hpcdet import units
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import moment
@@ -25,7 +26,7 @@ def _hours(kind: str) -> Callable[[UsageView], str]:
 def _share(kind: str) -> Callable[[UsageView], str]:
     def text(row: UsageView) -> str:
         whole = row.slot_hours.allocated
-        return f"{getattr(row.slot_hours, kind) / whole:.0%}" if whole else ""
+        return units.percent(getattr(row.slot_hours, kind) / whole) if whole else ""
 
     return text
 

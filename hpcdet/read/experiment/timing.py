@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from hpcdet import units
 from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTrial, Line
 
 PHASES = {
@@ -304,13 +305,13 @@ def findings(trial: GatheredTrial) -> list[TimingFinding]:
     ):
         share = times.share(phase)
         if share > most:
-            what = f"{PHASES[phase].lower()}: {100 * share:.0f} % of the time"
+            what = f"{PHASES[phase].lower()}: {units.percent(share)} of the time"
             found.append((share, TimingFinding(what, next)))
     for one in latest(stragglers(ranks(trial))):
         share = one.cost_s / (wall(trial).step_s or 1.0)
         what = (
-            f"{one.name} works {100 * one.over:.0f} % longer on a step than the others, most of it "
-            f"{PHASES.get(one.phase, one.phase).lower()}"
+            f"{one.name} works {units.percent(one.over)} longer on a step than the others, "
+            f"most of it {PHASES.get(one.phase, one.phase).lower()}"
         )
         hint = f"look at {one.host}, or retry with --exclude-node {one.host}"
         if one.lonely:

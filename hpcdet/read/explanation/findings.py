@@ -153,7 +153,7 @@ def _starting(gathered: Gathered, trial: int, words: Commands) -> Iterator[Findi
     if share <= 0.5 or not any(one.kind == "training" for one in found):
         return
     each = units.duration(statistics.median(one.end - one.start for one in starts))
-    said = f"slow: starting: {100 * share:.0f} % of the slot hours"
+    said = f"slow: starting: {units.percent(share)} of the slot hours"
     often = f"typically {each}" if len(starts) > 1 else each
     said += f" ({often} from claim to first step)"
     name = words.called(gathered.paths, trial)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from hpcdet import __version__
+from hpcdet import __version__, units
 from hpcdet.read.exports.governed_model import GovernedModel, SourceAccount
 from hpcdet.read.governed import recorded_words
 from hpcdet.read.lookup.escapes import escaped
@@ -117,7 +117,7 @@ def _processing(model: GovernedModel) -> Iterator[str]:
         (_text(one.source.id), *(_cell(one, layer, w) for layer, w in _weights(model, one)))
         for one in model.sources
     ]
-    covered = ("not covered" if x is None else f"{100 * x:.0f} %" for x in account.coverage)
+    covered = (units.percent(x) or "not covered" for x in account.coverage)
     rows.append(("covered by provenance chains", *covered))
     yield from _table(("Source", *map(_text, account.layers)), rows)
     if account.changes:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hpcdet import units
 from hpcdet.read.experiment import changes, states, timing
 from hpcdet.read.experiment.gather import Gathered, GatheredTrial, gather
 from hpcdet.read.usage import beyond_rungs, costs, slot_hours
@@ -226,6 +227,6 @@ def _suggestions(row: EfficiencyView, trial: GatheredTrial) -> list[SuggestionVi
         found.append(SuggestionView("", "", why))
     found += [SuggestionView("", one.next, one.finding) for one in timing.findings(trial)]
     if row.slot_hours and (lost := row.waste.lost / row.slot_hours) > 0.05:
-        why = f"{100 * lost:.0f} % of the time was trained again"
+        why = f"{units.percent(lost)} of the time was trained again"
         found.append(SuggestionView("checkpoint_every_s", "less", why))
     return found
