@@ -276,9 +276,11 @@ def test_files_that_change_meanwhile_and_open_attempts_are_left_alone(
     assert standing.standing(trial).next_attempt == 4
 
 
-@pytest.mark.parametrize("node", ["n1", "n2"])
+@pytest.mark.parametrize(
+    ("node", "several"), [("n1", False), ("n2", False), ("n1", True)], ids=["here", "there", "both"]
+)
 def test_a_trial_that_has_just_ended_elsewhere_stays_as_it_is_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str, several: bool
 ) -> None:
     """A folder that has come into sight in part would be packed in part, for good."""
     monkeypatch.setattr("socket.gethostname", lambda: node)
@@ -289,6 +291,10 @@ def test_a_trial_that_has_just_ended_elsewhere_stays_as_it_is_at_the_end(
     attempts = play.claim(one, 1), play.claim(two, 2)
     for attempt in attempts:
         play.finish(attempt)
+    if several:  # the ranks of the other node have left files, too
+        claim = Claim.read(attempts[1].claim)
+        assert claim is not None
+        files.replace(attempts[1].claim, dataclasses.replace(claim, nodes=["n1", "n2"]).encode())
     long_ago = (datetime.now(UTC) - timedelta(seconds=world.site.lease_ttl_s + 1)).isoformat()
     end = End.read(attempts[0].end)
     assert end is not None
@@ -298,8 +304,8 @@ def test_a_trial_that_has_just_ended_elsewhere_stays_as_it_is_at_the_end(
         advance(world.paths, holder)
     assert world.paths.closed.exists()
     assert tidy(world.paths.trial(1))
-    assert tidy(world.paths.trial(2)) == (node == "n1")
-    if node == "n2":
+    assert tidy(world.paths.trial(2)) == (node == "n1" and not several)
+    if node == "n2" or several:
         late.rename(attempts[1].verdict)
         said = Verdict.read(attempts[1].verdict)
         assert said is not None and said.cause == "completed"
