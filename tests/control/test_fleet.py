@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hpcdet.control.fleet import spare_jobs
 from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
+from hpcdet.schedulers.calls import submission_rate
 from hpcdet.schedulers.common.base import Capabilities, Refusal, Submission, TaskState
 from hpcdet.store.decisions import lease
 from hpcdet.store.folder.records import (
@@ -391,6 +393,39 @@ def test_a_chain_of_spare_jobs_whose_submitter_died_is_completed(
     assert len(world.scheduler.jobs) == 7
     small = Intent.read(world.paths.sentinel(6))
     assert small is not None and small.watches == "5:6", "one, behind both chains"
+
+
+def test_spare_jobs_that_have_to_wait_for_their_turn_are_submitted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = single_jobs(tmp_path, 1, 1, 4, submit_per_min=3)
+    turns = iter([0.0] * 3 + [30.0] + [0.0] * 9)
+    monkeypatch.setattr(submission_rate, "take", lambda _: next(turns))
+    home = world.holder("once")
+    said = advance(world.paths, home).actions
+    assert "scheduler asked again later: 3 submissions a minute are allowed here" in str(said)
+    assert (len(world.scheduler.jobs), behind(world)) == (3, [[], ["1"], ["2"], ["3"]])
+    home.close()
+    worker = dataclasses.replace(world.holder("worker"), submits=False)
+    later(world, worker, 1)
+    assert worker.unmet, "it gives way to a process that may submit"
+    worker.close()
+    later(world, world.holder("once"))
+    assert behind(world) == [[], ["1"], ["2"], ["3"], ["4"]]
+    small = Intent.read(world.paths.sentinel(5))
+    assert small is not None and small.watches == "5"
+
+
+def test_a_person_waits_for_the_turn_of_each_spare_job_and_of_the_small_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = single_jobs(tmp_path, 1, 1, 2, submit_per_min=3)
+    turns = itertools.cycle([30.0, 0.0])
+    monkeypatch.setattr(submission_rate, "take", lambda _: next(turns))
+    monkeypatch.setattr(submission_rate.time, "sleep", lambda _: None)
+    advance(world.paths, world.holder("command"))
+    assert behind(world) == [[], ["1"], ["2"]]
+    assert [*world.scheduler.jobs] == ["1", "2", "3", "4"]
 
 
 def test_spare_jobs_that_wait_are_no_workers_for_more_trials(tmp_path: Path) -> None:

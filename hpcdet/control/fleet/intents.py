@@ -21,7 +21,7 @@ from hpcdet.store.config import overrides
 from hpcdet.store.folder.records import Intent, Submitted
 from hpcdet.store.fs import files
 
-_PATIENT = ("submit", "wait")
+_PATIENT = ("submit", "command", "wait")
 """Holders that may wait for their turn to submit: a person does, and no trial."""
 _PATIENCE_S = 120.0
 _RETRY_S = 60.0

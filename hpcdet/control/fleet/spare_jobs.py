@@ -18,15 +18,20 @@ from hpcdet.store.folder.records import Intent, Submitted
 def chain(holder: Holder, seen: FleetView) -> None:
     """Submit the spare jobs that are missing behind workers, as far as room is left.
 
+    A holder that may not submit gives way to one that may, as where workers are missing.
+
     Raises:
         Fenced: the term ended meanwhile.
     """
-    if holder.hold or not holder.submits or holder.decided.jobs.halted:
+    if holder.hold or holder.decided.jobs.halted:
         return
     if holder.hands.clock() < holder.pace.throttled_until and not holder.pace.full_since:
         return  # a limit of running jobs keeps no spare one from the queue
     over = {place.submission for place in seen.places} - {place.submission for place in seen.live}
     chains = _chains(holder, over)
+    if not holder.submits:
+        holder.unmet |= _missing(holder, chains, over) > 0
+        return
     try:
         for intent in (one for one in intents.of_unknown_jobs(holder) if one.is_spare):
             _settle(holder, intent, chains, fresh=False)
