@@ -113,6 +113,11 @@ def size(count: float | None) -> str:
     return f"{count / 1000:.1f} TB"
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """Format ``1 trial``, ``1,200 trials``; ``many`` where it is not ``one`` with an s."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
 def percent(share: float | None) -> str:
     """Format a share as ``12 %``; "" for None."""
     return "" if share is None else f"{100 * share:.0f} %"

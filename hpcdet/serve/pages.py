@@ -126,7 +126,7 @@ class Pages:
         Query(request, ())
         rows, warnings = listing.listed(self._sources.root, Filters(), sort="-created")
         spent, _ = self._sources.usage(self._sources.experiments()[-_SHOWN:], ("state",))
-        more = len(rows) - _SHOWN
+        older = units.counted(more := len(rows) - _SHOWN, "older one is", "older ones are")
         parts = [
             PagePart(
                 "experiments",
@@ -145,7 +145,7 @@ class Pages:
                     "Labels",
                 ),
                 [_of_experiment(row) for row in rows[:_SHOWN]],
-                words=f"{more} older ones are left out; hpcdet ls shows them." if more > 0 else "",
+                words=f"{older} left out; hpcdet ls shows all." if more > 0 else "",
                 nothing="No experiment yet: hpcdet submit makes one.",
             ),
             _hours(

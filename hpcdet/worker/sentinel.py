@@ -13,6 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from hpcdet import units
 from hpcdet.control.messages import sender_process
 from hpcdet.control.turn.controller import Turn
 from hpcdet.control.upkeep import accounting, notify, store_copies
@@ -85,7 +86,7 @@ def _goes_on(turn: Turn) -> bool:
 
 
 def _why(turn: Turn, can: SiteCapabilities) -> str:
-    waiting = "1 trial waits" if turn.wanted == 1 else f"{turn.wanted} trials wait"
+    waiting = units.counted(turn.wanted, "trial waits", "trials wait")
     blind = f"; the scheduler does not answer: {turn.blind}" if turn.blind else ""
     none = (
         "the scheduler took no job"

@@ -195,14 +195,14 @@ def test_metrics_along_epochs_and_time(cli: Cli, swept: Builder) -> None:
 
 def test_explain_names_the_cause_and_the_next_command(cli: Cli, swept: Builder) -> None:
     out = " ".join(cli("explain", "digits").out.split())
-    assert "the scheduler took the nodes back (1 times); 50 steps again" in out
+    assert "the scheduler took the nodes back (1 time); 50 steps again" in out
     assert 'raise ValueError("bad batch 2")' in out
     assert "next: hpcdet logs digits-7f3a/3 --errors" in out
     grown = Builder(cli.root / "grown-3c4d").trial()
     for reason in ("resized", "completed"):
         grown.attempt().end(reason)
     out = " ".join(cli("explain", "grown").out.split())
-    assert "left for a job with all of them (1 times); 0 steps again" in out
+    assert "left for a job with all of them (1 time); 0 steps again" in out
     Builder(cli.root / "mnist-1a2b").job("77", error="invalid partition")
     [_, refused, *_] = cli("explain", "mnist", "-o", "json").items
     assert refused["evidence"] == ["invalid partition"]

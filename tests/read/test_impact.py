@@ -157,7 +157,7 @@ def test_what_is_not_known_is_said(cli: Cli) -> None:
     assert "no checkpoint was exposed to hosp-a" in ran.err
     assert "a-1111/1: the history of 00000100" in ran.err
     assert "a-1111/2: 00000100" in ran.err
-    assert "1 experiments have no policy" in ran.err
+    assert "1 experiment has no policy: what reached it is not known" in ran.err
     assert "no id of a source" in cli("policy", "impact", "../x", code=2).err
 
 

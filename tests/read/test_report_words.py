@@ -7,7 +7,9 @@ from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
+from hpcdet import shipped
 from hpcdet.read.experiment.gather import gather
+from hpcdet.read.report.page import templates
 from hpcdet.read.sections import search_story, time_spent, whole
 from hpcdet.read.usage.spans import epoch
 from hpcdet.read.views import views
@@ -62,6 +64,7 @@ def test_one_is_said_as_one(tmp_path: Path) -> None:
         built.decide("action", action={"kind": "pause", "trial": 1, "why": why})
     built.close()
     page = render(built)
+    assert not re.findall(r"\b1 (?:more |best )?[a-z]+s\b(?! than)", Text(page).text)
     assert "the last line of" in section(page, "logs")
     assert "1 checkpoint Trial" in section(page, "checkpoints")
     gathered = gather(built.paths)
@@ -71,6 +74,14 @@ def test_one_is_said_as_one(tmp_path: Path) -> None:
         "1 other trial",
         "2 other trials",
     ]
+
+
+def test_what_is_left_out_agrees_with_its_number() -> None:
+    macros = templates(shipped.folder("templates") / "report").get_template("macros.j2").module
+    more = macros.more
+    assert "1 more trial is left out here; <code>hpcdet eff" in more(1, "trial", "eff")
+    assert "1,200 more ranks, all idle, are left out here." in more(1200, "rank", "", ", all idle,")
+    assert not more(0, "trial").strip()
 
 
 def test_time_ends_with_the_experiment(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def rm(out: Output, what: Sequence[str], dry_run: bool) -> None:
     out.expect()
     if not dry_run:
         total = units.size(sum(row.bytes for row in rows))
-        confirm(f"remove {len(rows)} checkpoints ({total})?")
+        confirm(f"remove {units.counted(len(rows), 'checkpoint')} ({total})?")
         for folder in folders:
             _remove(folder)
     columns = (

@@ -332,7 +332,7 @@ def rm_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
     if not dry_run:
         total = units.size(sum(size_of(paths) for paths in found))
         names = ", ".join(paths.id for paths in found[:5]) + (", …" if len(found) > 5 else "")
-        many = "1 experiment" if len(found) == 1 else f"{len(found)} experiments"
+        many = units.counted(len(found), "experiment")
         confirm(f"remove {many} ({total}) for good: {names}?")
 
     def act(found: find.Reference) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcdet import units
 from hpcdet.cli.artefacts import reading
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.progress import busy
@@ -168,7 +169,7 @@ def _copied(
     if not pairs:
         return {}
     rows = reading.every(
-        f"copying {len(pairs)} checkpoints of {ended.target.id}",
+        f"copying {units.counted(len(pairs), 'checkpoint')} of {ended.target.id}",
         len(pairs),
         "import-folders",
         *(path for pair in pairs for path in pair),

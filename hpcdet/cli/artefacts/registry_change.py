@@ -158,7 +158,7 @@ def rm(out: Output, reference: ModelReference, dry_run: bool) -> None:
     numbers = {one.number for one in doomed}
     rows = [row for row in listed.items if row.version in numbers]
     if not dry_run:
-        many = "1 version" if len(doomed) == 1 else f"{len(doomed)} versions"
+        many = units.counted(len(doomed), "version")
         total = units.size(sum(row.bytes for row in rows))
         confirm(f"remove {many} of {model.name} ({total}) for good?")
         registry_changes.remove(settings().registry, reference)

@@ -50,7 +50,7 @@ def show(
     for row in item.config:
         click.echo(f"{row.key}: {shown(row.value)}    # {row.origin}")
     count, total = len(item.code), units.size(item.code_bytes)
-    click.echo(f"\n# code: {count} files, {total}, from {wanted.model_dir}")
+    click.echo(f"\n# code: {units.counted(count, 'file')}, {total}, from {wanted.model_dir}")
     click.echo(f"\n# script\n{item.script}")
     click.echo(f"# command\n{shlex.join(item.argv)}")
     if item.verdict:

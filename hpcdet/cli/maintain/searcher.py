@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from hpcdet import units
 from hpcdet.cli.frame import text_format
 from hpcdet.cli.frame.ids import called, id_argument
 from hpcdet.cli.frame.output import Column, Output, output
@@ -209,7 +210,7 @@ def _verified(paths: ExperimentPaths, lines: list[dict[str, Any]]) -> dict[str, 
     method = searcher(resolved, code, history=history.of(paths))
     known = {one.point: one.state for one in snapshots.read(paths, program(method))}
     again = Replay(method, known)
-    with working(f"deciding {len(lines)} records of {paths.id} again") as done:
+    with working(f"deciding {units.counted(len(lines), 'record')} of {paths.id} again") as done:
         for count, _ in enumerate(again.run(lines), 1):
             if count % 1000 == 0:
                 done(count / len(lines))

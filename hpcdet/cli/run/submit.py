@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from hpcdet import units
 from hpcdet.cli.frame.ids import called
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import ARGV, Settings, settings
@@ -304,7 +305,12 @@ def _uncommitted(wanted: SubmitRequest) -> str:
     if not found:
         return ""
     names = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
-    return f"{len(found)} files of the code are in no commit as they are ({names})"
+    there = units.counted(
+        len(found),
+        "file of the code is in no commit as it is",
+        "files of the code are in no commit as they are",
+    )
+    return f"{there} ({names})"
 
 
 def _first_turn(crank: CommandCrank) -> Turn:

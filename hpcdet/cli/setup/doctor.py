@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import click
 
+from hpcdet import units
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.progress import telling
 from hpcdet.cli.frame.settings import settings
@@ -108,7 +109,7 @@ def doctor_command(
     bad = ("error", "warning") if strict else ("error",)
     wrong = [one for one in found if one.level in bad]
     if wrong:
-        raise HpcdetError(f"{len(wrong)} findings", hint=wrong[0].hint or wrong[0].what)
+        raise HpcdetError(units.counted(len(wrong), "finding"), hint=wrong[0].hint or wrong[0].what)
 
 
 def _site(name: str | None) -> Iterator[SiteFinding]:

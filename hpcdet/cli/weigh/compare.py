@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from hpcdet import units
 from hpcdet.cli.frame.ids import ids_argument
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
@@ -46,7 +47,8 @@ def compare_command(out: Output, ids: Sequence[str], only_different: bool) -> No
     columns = [Column("WHAT", "what", cut=False), Column("NAME", "name"), *map(_column, sides)]
     out.emit(shown, columns, warnings=warnings, key="name", empty="nothing differs")
     if out.format == "table" and not only_different and len(shown) < len(rows):
-        settings().note(f"{len(rows) - len(shown)} values are the same: -o wide shows them")
+        same = units.counted(len(rows) - len(shown), "value is", "values are")
+        settings().note(f"{same} the same: -o wide shows all")
 
 
 def _column(id: str) -> Column:

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hpcdet import units
 from hpcdet.control.fleet import failed_submissions
 from hpcdet.control.leader.leader import Holder
 from hpcdet.errors import HpcdetError, Unavailable
@@ -118,7 +119,7 @@ def settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int:
         return _refused(holder, intent, Refusal("invalid", str(error)))
     if not job:
         return intent.tasks
-    holder.actions.append(f"submit {intent.tasks} workers as job {job}")
+    holder.actions.append(f"submit {units.counted(intent.tasks, 'worker')} as job {job}")
     if not fresh:
         holder.pace.width = 2 * intent.tasks  # the scheduler takes jobs again
     return _submitted(holder, intent, job)

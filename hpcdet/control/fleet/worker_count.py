@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from hpcdet import units
 from hpcdet.control.fleet import (
     capacity,
     failed_submissions,
@@ -200,7 +201,7 @@ def _throttle_job(holder: Holder, intent: Intent, job: str, running: int) -> Non
     holder.fence()
     holder.hands.scheduler.throttle(job, running)
     holder.written[key] = True
-    holder.actions.append(f"job {job}: at most {running} tasks at once")
+    holder.actions.append(f"job {job}: at most {units.counted(running, 'task')} at once")
 
 
 def _intend(

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcdet import units
 from hpcdet.config.load import load_config
 from hpcdet.config.load.load_config import LoadedConfig
 from hpcdet.errors import ConfigError, IntegrityError
@@ -172,7 +173,7 @@ def _code(
         then = capsule.code.get(entry.path)
         same = then is not None and snapshot.is_same(entry, then)
         facts[entry.path] = then if same and then is not None else snapshot.digest(entry)
-    summaries["code"] = f"{len(entries)} files"
+    summaries["code"] = units.counted(len(entries), "file")
 
 
 def _nowhere(capsule: Capsule) -> str:

@@ -179,7 +179,7 @@ class Capsule:
         if not self.code:
             unknown["code"] = "no snapshot was recorded"
         else:
-            summaries["code"] = f"{len(self.code)} files"
+            summaries["code"] = units.counted(len(self.code), "file")
         if not self.fingerprints:
             unknown["hardware"] = "no attempt recorded what it ran on"
         elif len(self.fingerprints) > 1:
@@ -246,4 +246,4 @@ def file_facts(manifests: Sequence[SourceManifest]) -> dict[str, str]:
 def summary(manifests: Sequence[SourceManifest]) -> str:
     """Return how many files there are, and of which size."""
     every = [one for manifest in manifests for one in manifest.files]
-    return f"{len(every)} files, {units.size(sum(one.bytes for one in every))}"
+    return f"{units.counted(len(every), 'file')}, {units.size(sum(one.bytes for one in every))}"

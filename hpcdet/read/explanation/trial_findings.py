@@ -77,9 +77,10 @@ def trial(
         yield finding("failure", row.id, f"{row.state}: {said}", next, evidence)
     if counts := Counter(a.reason for a in attempts if a.reason in _PASSES):
         lost = sum(_redone(a, b) for a, b in itertools.pairwise(attempts))
-        whys = [f"{_WORDS[reason]} ({n} times)" for reason, n in counts.items()]
-        whys += [f"promoted ({row.promotions} times)"] if row.promotions else []
-        again = f"it began {len(attempts)} times: {', '.join(whys)}; {lost} steps again"
+        whys = [f"{_WORDS[reason]} ({units.counted(n, 'time')})" for reason, n in counts.items()]
+        whys += [f"promoted ({units.counted(row.promotions, 'time')})"] if row.promotions else []
+        began = units.counted(len(attempts), "time")
+        again = f"it began {began}: {', '.join(whys)}; {units.counted(lost, 'step')} again"
         yield finding("restart", row.id, again)
     line = timeline.passed_over(gathered, row.trial) if row.state == "PENDING" else None
     if line is not None and (not attempts or line["t"] > attempts[-1].end):

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hpcdet import units
 from hpcdet.read.governed.governed_trials import GovernanceView
 from hpcdet.read.governed.trained_policies import TrialPolicyChangeView
 
@@ -83,7 +84,10 @@ def _kept(value: Any, chosen: str) -> str:
 _WORDS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "canaries": ("canaries", lambda value: _kept(value, "planted")),
     "conformance": ("conformance", lambda value: f"{value:.6g} at the last probe"),
-    "generators": ("random numbers", lambda value: f"digests of {len(value)} ranks"),
+    "generators": (
+        "random numbers",
+        lambda value: f"digests of {units.counted(len(value), 'rank')}",
+    ),
     "ledger": (
         "ledger",
         lambda value: (

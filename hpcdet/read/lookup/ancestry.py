@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from hpcdet import units
 from hpcdet.errors import HpcdetError
 from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.read.lookup import find
@@ -90,7 +91,7 @@ def _of_search(gathered: Gathered) -> Iterator[tuple[AncestorView, Reference | N
             yield _link(gathered, source, "forked from", at)
     past = history.of(gathered.paths)
     for former in past.sources if past is not None else ():
-        yield _link(gathered, former.id, "warm start from", f"{former.trials} trials")
+        yield _link(gathered, former.id, "warm start from", units.counted(former.trials, "trial"))
 
 
 def _link(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcdet import units
 from hpcdet.errors import IntegrityError, NotFound
 from hpcdet.policy.changes.policy_history import PolicyHistory
 from hpcdet.read.governed.attested_trials import AttestedTrial, GovernedExperiment
@@ -139,7 +140,12 @@ def impact(
         raise _unknown(source, known, unread)
     warnings += unread
     if without:
-        warnings.append(f"{without} experiments have no policy: what reached them is not known")
+        said = units.counted(
+            without,
+            "experiment has no policy: what reached it",
+            "experiments have no policy: what reached them",
+        )
+        warnings.append(f"{said} is not known")
     _join(trials)
     items = [_view(one) for one in trials.values() if one.reached]
     return Impact(items, warnings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hpcdet import units
 from hpcdet.read.report.scale import number
 from hpcdet.read.sections.whole import NAMES, ReportView
 from hpcdet.read.views.items import encode, shape, typed
@@ -82,7 +83,8 @@ def _rows(rows: Sequence[dict[str, Any]], level: int) -> Iterator[str]:
         yield "| " + " | ".join(_cell(_text(row.get(name))) for name in names) + " |"
     yield ""
     if len(rows) > ROWS:
-        yield from (f"{len(rows) - ROWS} more rows are in the report as JSON.", "")
+        more = units.counted(len(rows) - ROWS, "more row is", "more rows are")
+        yield from (f"{more} in the report as JSON.", "")
 
 
 def _filled(value: Any) -> bool:

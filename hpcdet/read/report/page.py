@@ -111,6 +111,7 @@ def _entries(value: Any) -> list[tuple[Any, Any]]:
 
 _FILTERS: dict[str, Callable[..., Any]] = {
     "brief": describe.brief,
+    "counted": units.counted,
     "duration": units.duration,
     "entries": _entries,
     "number": number,

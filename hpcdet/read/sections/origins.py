@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdet import units
 from hpcdet.errors import HpcdetError
 from hpcdet.read.experiment import changes
 from hpcdet.read.experiment.changes import Change
@@ -168,7 +169,7 @@ def _facts(gathered: Gathered) -> Iterator[FactView]:
     for one in _records(known.get("data")):
         yield FactView(f"data {one.get('path')}", f"{one.get('digest')}, {one.get('files')} files")
     if isinstance(code := known.get("code"), dict):
-        yield FactView("code", f"{len(code)} files")
+        yield FactView("code", units.counted(len(code), "file"))
     rest = flat({name: item for name, item in known.items() if name not in _APART})
     facts = [
         FactView(name, str(item))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdet import units
 from hpcdet.errors import HpcdetError
 from hpcdet.read.experiment import series, states
 from hpcdet.read.experiment.gather import Gathered
@@ -184,9 +185,11 @@ def _notes(
         yield f"The best trial, {best.trial}, has failed: its value is of a report before that."
     silent = sum(row.best is None for row in status.trials)
     if silent and len(status.trials) > silent:
-        yield f"{silent:,} of {len(status.trials):,} trials have no value of {status.metric}."
+        have = "has" if silent == 1 else "have"
+        yield f"{silent:,} of {len(status.trials):,} trials {have} no value of {status.metric}."
     if trials.left_out:
-        yield f"{trials.left_out:,} trials are left out of tables and charts; the best are there."
+        left_out = units.counted(trials.left_out, "trial is", "trials are")
+        yield f"{left_out} left out of tables and charts; the best are there."
 
 
 def numbers(

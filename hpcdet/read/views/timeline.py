@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdet import units
 from hpcdet.read.experiment import changes
 from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, Line, gather
 from hpcdet.store.config import overrides
@@ -163,7 +164,7 @@ def _decisions(gathered: Gathered) -> Iterator[EventView]:
             case "lost":
                 yield _event(line["t"], "lost", f"worker {line['worker']} is gone")
             case "throttle":
-                tasks = "1 task" if line["running"] == 1 else f"{line['running']} tasks"
+                tasks = units.counted(line["running"], "task")
                 text = f"job {line['job']}: at most {tasks} at once"
                 yield _event(line["t"], "throttle", text)
             case "stored":

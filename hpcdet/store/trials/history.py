@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcdet import units
 from hpcdet.errors import IntegrityError
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
@@ -30,7 +31,7 @@ class HistorySource:
     left_out: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        said = f"{self.trials} trials of {self.id}"
+        said = f"{units.counted(self.trials, 'trial')} of {self.id}"
         if not self.left_out:
             return said
         reasons = ", ".join(f"{n} {why}" for why, n in self.left_out.items())
