@@ -124,9 +124,8 @@ def test_an_intent_whose_job_was_made_is_found_by_its_tag(tmp_path: Path) -> Non
     world = World.make(tmp_path)
     holder = world.holder()
     advance(world.paths, holder)
-    holder.close()
     world.paths.submitted(1).unlink()  # as if the process had died before writing it
-    later(world, world.holder(), 1)
+    later(world, holder, 1)
     assert len(world.scheduler.jobs) == 1
     submitted = Submitted.read(world.paths.submitted(1))
     assert submitted is not None

@@ -15,6 +15,12 @@ from hpcdet.errors import Unavailable
 from hpcdet.store.folder.records import Intent, Submitted
 
 
+def are_chained(holder: Holder) -> bool:
+    """True if spare jobs wait behind workers here, and not spare tasks in their arrays."""
+    able = holder.hands.scheduler.capabilities()
+    return not able.arrays and holder.hands.site.capabilities.nobody_submits
+
+
 def chain(holder: Holder, seen: FleetView) -> None:
     """Submit the spare jobs that are missing behind workers, as far as room is left.
 
@@ -23,7 +29,7 @@ def chain(holder: Holder, seen: FleetView) -> None:
     Raises:
         Fenced: the term ended meanwhile.
     """
-    if holder.hold or holder.decided.jobs.halted:
+    if not are_chained(holder) or holder.hold or holder.decided.jobs.halted:
         return
     if holder.hands.clock() < holder.pace.throttled_until and not holder.pace.full_since:
         return  # a limit of running jobs keeps no spare one from the queue
@@ -51,10 +57,8 @@ def _chains(holder: Holder, over: set[int]) -> list[list[str]]:
     Args:
         over: submissions of which nothing lives.
     """
-    able, found = holder.hands.scheduler.capabilities(), list[list[str]]()
-    if able.arrays or not holder.hands.site.capabilities.nobody_submits:
-        return []
-    numbers, gone = holder.paths.submissions(), set[str]()
+    numbers = holder.paths.submissions()
+    found, gone = list[list[str]](), set[str]()
     small = (n for n in reversed(numbers) if Intent.read(holder.paths.sentinel(n)) is not None)
     whole = max(next(small, 0), holder.watch.left_behind)
     for number in (number for number in numbers if number > whole):

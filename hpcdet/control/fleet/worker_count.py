@@ -12,6 +12,7 @@ from hpcdet.control.fleet import (
     intents,
     resized_workers,
     running_limits,
+    spare_jobs,
 )
 from hpcdet.control.fleet.running_limits import Room
 from hpcdet.control.leader import retry_rules
@@ -55,7 +56,11 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
         return
     queued = capacity.queued_spares(holder, seen)
     live -= queued
-    pending = [one for one in intents.of_unknown_jobs(holder) if not one.is_spare]
+    pending = [
+        one
+        for one in intents.of_unknown_jobs(holder)
+        if not (one.is_spare and spare_jobs.are_chained(holder))
+    ]
     if not pending and live >= wanted:
         return
     if holder.hands.clock() < holder.pace.throttled_until or holder.decided.jobs.halted:
