@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
@@ -29,6 +29,8 @@ FIRST_STEP = (
 )
 """What a rank has imported when its first step is over, the user's own modules aside."""
 _OF_SOME_VERSIONS = ("torch.profiler._cupti_monitor",)
+_BY_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Has torch ask NVML for devices: once CUDA has been asked, no fork of a process can use any."""
 _PROBE_S = 10.0
 _LOOK_S = 0.01
 
@@ -77,13 +79,14 @@ def load(wanted: Iterable[str]) -> MainModule:
     """
     late_compiler.put_off()
     of_this = (name for name in _OF_SOME_VERSIONS if importlib.util.find_spec(name))
-    for name in (*FIRST_STEP, *of_this, *wanted):
-        try:
-            importlib.import_module(name)
-        except Exception as error:
-            raise Unfit(f"import {name}: {type(error).__name__}: {error}") from error
-        if started := _threads():
-            raise Unfit(f"import {name} has started {started}")
+    with _devices_by_driver():
+        for name in (*FIRST_STEP, *of_this, *wanted):
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                raise Unfit(f"import {name}: {type(error).__name__}: {error}") from error
+            if started := _threads():
+                raise Unfit(f"import {name} has started {started}")
     installed_packages.installed()  # which its record of the environment has
     program = MainModule.of(RANK)
     # a rank has it as its main module, and under no other name
@@ -97,6 +100,20 @@ def load(wanted: Iterable[str]) -> MainModule:
     gc.collect()
     gc.freeze()  # what ranks have in common stays so: their collector leaves it alone
     return program
+
+
+@contextlib.contextmanager
+def _devices_by_driver() -> Iterator[None]:
+    """Have torch ask the driver meanwhile; ranks have the variable as a new process would."""
+    before = os.environ.get(_BY_DRIVER)
+    os.environ[_BY_DRIVER] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_BY_DRIVER]
+        else:
+            os.environ[_BY_DRIVER] = before
 
 
 def _threads() -> str:

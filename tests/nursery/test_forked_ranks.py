@@ -93,7 +93,9 @@ class Trials:
         self.root, self.warm, self.count = root, warm, 0
         self.says = root / "says.json"
 
-    def start(self, code: str, **settings: Any) -> RunningStep:
+    def start(
+        self, code: str, environ: dict[str, str] | None = None, **settings: Any
+    ) -> RunningStep:
         self.count += 1
         self.says.unlink(missing_ok=True)
         place = self.root / f"exp-{self.count:04}"
@@ -104,7 +106,8 @@ class Trials:
             (place / "code" / f"{name}.py").write_text(text)
         Claim("0001-0000.0", "here").write_once(trial.attempt(1).claim)
         argv = (sys.executable, "-Pm", "hpcdet.attempt", str(place), "1", "1")
-        plan = launch(argv, environment(self.root), WORLD_SIZE="1", LOCAL_RANK="0")
+        given = environ or environment(self.root)
+        plan = launch(argv, given, WORLD_SIZE="1", LOCAL_RANK="0")
         log = self.root / "launcher.log"
         step = self.warm.fork(plan, log, place / "code") if self.warm else None
         return step or steps.start(plan, log, place / "code")
@@ -366,6 +369,21 @@ def test_what_an_import_must_not_do_is_said(root: Path, module: str, why: str) -
     (folder / f"{module}.py").write_text(BAD[module])
     warm = nursery(root, module, PYTHONPATH=str(folder))
     assert why in warm.why
+    warm.close()
+
+
+def test_an_import_that_asks_for_devices_asks_the_driver(root: Path) -> None:
+    folder = root / "modules"
+    folder.mkdir(exist_ok=True)
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    (folder / "asks.py").write_text(f"import os; assert os.environ['{name}'] == '1'\n")
+    warm = nursery(root, "asks", PYTHONPATH=str(folder))
+    assert not warm.why
+    code = f"from see import *\nsay(asked='asks' in sys.modules, left='{name}' in os.environ)"
+    mine = Trials(root, warm)
+    mine.count = 300
+    plan = {**environment(root), "PYTHONPATH": str(folder)}
+    assert mine.run(code, environ=plan) == {"asked": True, "left": False}
     warm.close()
 
 

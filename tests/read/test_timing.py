@@ -385,8 +385,8 @@ def test_processes_of_this_machine_are_measured() -> None:
 class FakeNvml:
     """Stands in for the driver's library below pynvml; its numbers are made up."""
 
-    def __init__(self, *lacks: str) -> None:
-        self.lacks = lacks
+    def __init__(self, *lacks: str, knows: str = "GPU-1234-5678") -> None:
+        self.lacks, self.knows = lacks, knows
         self.asked: list[str] = []
 
     def __getattr__(self, name: str) -> Callable[..., int]:
@@ -394,7 +394,7 @@ class FakeNvml:
             self.asked.append(name)
             if name in self.lacks:
                 return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
-            if name == "nvmlDeviceGetHandleByUUID" and given[0].value != b"GPU-1234-5678":
+            if name == "nvmlDeviceGetHandleByUUID" and given[0].value != self.knows.encode():
                 return int(pynvml.NVML_ERROR_NOT_FOUND)
             if name == "nvmlDeviceGetUtilizationRates":
                 given[1]._obj.gpu, given[1]._obj.memory = 87, 31
@@ -420,8 +420,11 @@ def test_an_accelerator_is_asked_through_its_driver(monkeypatch: pytest.MonkeyPa
     assert probe() == {"gpu_percent": 87.0, "gpu_memory_bytes": 5 * 2.0**30, "gpu_watts": 412.345}
     assert all(name.startswith("nvml") for name in whole.asked), "no call of CUDA's"
     library(FakeNvml("nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates"))
-    probe = probes.nvidia("GPU-1234-5678")
+    probe = probes.nvidia("1234-5678")
     assert probe is not None and list(probe()) == ["gpu_memory_bytes"]
+    library(FakeNvml("nvmlDeviceGetUtilizationRates", knows="MIG-1234-5678"))
+    probe = probes.nvidia("1234-5678")  # which torch writes of a part of a device, too
+    assert probe is not None and "gpu_memory_bytes" in probe()
     library(FakeNvml("nvmlInitWithFlags"))
     assert probes.nvidia("1234-5678") is None
 

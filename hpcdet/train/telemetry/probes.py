@@ -39,15 +39,19 @@ def nvidia(uuid: str) -> Probe | None:
 
     They come from the driver's library NVML, which makes no CUDA context. None where the library
     is absent or does not know the UUID. Percent is the share of time in which any kernel ran.
+
+    Args:
+        uuid: as torch writes it, without saying of what it is: a whole device, or a part of one.
     """
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-        device = pynvml.nvmlDeviceGetHandleByUUID(
-            uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-        )
-    except pynvml.NVMLError:
+    device = None
+    for kind in ("GPU", "MIG"):
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            device = pynvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
+            break
+    if device is None:
         return None
 
     def ask() -> Mapping[str, float]:
