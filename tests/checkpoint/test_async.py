@@ -16,8 +16,7 @@ import torch
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import CheckpointFailed, Image, Saved
-from hpcdet.checkpoint.format import host_image as image
-from hpcdet.checkpoint.format import remove, shard
+from hpcdet.checkpoint.format import host_image, remove, shard
 from hpcdet.checkpoint.io import direct_write, memory_limit
 from hpcdet.checkpoint.state import tree
 from hpcdet.checkpoint.write import sharded_digests
@@ -77,6 +76,54 @@ def test_an_image_is_used_again_whatever_the_structure(tmp_path: Path) -> None:
         names = [tmp_path / f"{step:08d}.g{attempt}" / shard.file_name(0, 1) for attempt in (1, 2)]
         assert names[0].read_bytes() == names[1].read_bytes()  # no rest of what was there before
         assert same(checkpoint.load(names[0].parent).shared, one)
+
+
+class Runtime:
+    """Stands in for CUDA's."""
+
+    def __init__(self, refuses: bool) -> None:
+        self.refuses = refuses
+        self.known: list[int] = []
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        assert size >= 100_000 and not flags
+        self.known += [] if self.refuses else [address]
+        return 1 if self.refuses else 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        self.known.remove(address)
+        return 0
+
+
+def test_memory_is_known_to_the_device_until_it_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime = Runtime(refuses=False)
+    monkeypatch.setattr(host_image, "_cuda", lambda: runtime)
+    image = Image()
+    image._take(100_000)
+    for _ in range(2):
+        image._pin()
+    assert runtime.known == [image._bytes.data_ptr()]
+    image.release()
+    assert not runtime.known
+
+
+def test_the_error_of_memory_that_is_refused_meets_no_kernel_of_the_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pending = ["out of memory"]
+
+    def kernel(*_: object, device: str) -> None:
+        assert device == "cuda"
+        raise RuntimeError(pending.pop())
+
+    monkeypatch.setattr(host_image, "_cuda", lambda: Runtime(refuses=True))
+    image = Image()
+    image._take(100_000)
+    monkeypatch.setattr(torch, "ones", kernel)
+    image._pin()
+    assert not pending and not image._pinned
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
@@ -285,9 +332,9 @@ def test_large_tensors_are_copied_by_several_threads_whatever_they_are(
 ) -> None:
     """Those whose bytes lie otherwise than they are to lie go another way."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    monkeypatch.setattr(image, "_LARGE", 1000)
-    monkeypatch.setattr(image, "_MOVE", 3000)
-    monkeypatch.setattr(image, "_CHUNK", 40_000)
+    monkeypatch.setattr(host_image, "_LARGE", 1000)
+    monkeypatch.setattr(host_image, "_MOVE", 3000)
+    monkeypatch.setattr(host_image, "_CHUNK", 40_000)
     whole = torch.randn(80, 90, dtype=torch.complex64)
     shared = {
         **{str(n): torch.randn(2000 + n) for n in range(9)},
@@ -304,8 +351,8 @@ def test_large_tensors_are_copied_by_several_threads_whatever_they_are(
     loaded = checkpoint.load(tmp_path / "1.g0").shared
     assert all(torch.equal(loaded[name], one) for name, one in shared.items())
     place = torch.empty(2000)
-    assert image._is_plain(shared["0"], place)
-    assert not image._is_plain(shared["0"].as_subclass(Other), place)
+    assert host_image._is_plain(shared["0"], place)
+    assert not host_image._is_plain(shared["0"].as_subclass(Other), place)
 
 
 class Other(torch.Tensor):
