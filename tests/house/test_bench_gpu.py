@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ BENCHMARKS = TOP / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import bench_gpu  # type: ignore[import-not-found] # noqa: E402
+import results  # type: ignore[import-not-found] # noqa: E402
 
 
 def test_without_a_gpu_nothing_is_measured(
@@ -24,11 +26,36 @@ def test_without_a_gpu_nothing_is_measured(
     assert "no GPU" in capsys.readouterr().err
 
 
-def test_the_same_code_runs_on_a_cpu(tmp_path: Path) -> None:
-    bench = bench_gpu.Bench(tmp_path, "cpu", bench_gpu.SMALL)
-    step = bench.step(1, amp=False)
-    assert step["ours"] > 0 and step["peer"] > 0
-    resumed = bench.resumed(1, amp=True)  # which a CPU does without
-    assert resumed["met"] and resumed["runs"] == 2, resumed
-    stall = bench.stall()
-    assert stall["ours"] > 0 and stall["peer"] > 0
+FIELDS = {"part", "what", "unit", "ours", "peer", "peer_name", "ratio", "goal", "met", "runs"}
+
+
+@pytest.mark.parametrize("part", bench_gpu.PARTS)
+def test_the_same_code_runs_on_a_cpu(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "TOP", tmp_path)
+    (tmp_path / "benchmarks").mkdir()
+    assert bench_gpu.main(["--device", "cpu", "--quick", "--part", part]) == 0
+    [file] = (tmp_path / "benchmarks/results").iterdir()
+    assert file.name == "gpu-on-cpu.json", "nobody takes it for a device's"
+    rows = json.loads(file.read_text())["rows"]
+    for row in rows:
+        assert row.keys() >= FIELDS and row["part"] == part, row
+        assert row["unit"] != "s" or row["ours"] > 0 < row["peer"], row
+        assert row["unit"] != "digest" or len(row["ours"]) == len(row["peer"]) == 16, row
+
+
+def test_a_row_that_fails_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(results, "TOP", tmp_path)
+    (tmp_path / "benchmarks").mkdir()
+    monkeypatch.setattr(bench_gpu.gpu_processes, "forks", broken)
+    argv = ["--device", "cpu", "--quick", "--part", "fork", "--part", "lanes"]
+    assert bench_gpu.main(argv) == 1
+    rows = json.loads((tmp_path / "benchmarks/results/gpu-on-cpu.json").read_text())["rows"]
+    assert [row["met"] for row in rows] == [False, True]
+    assert "out of memory" in capsys.readouterr().err
