@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import resource
 import socket
@@ -500,3 +501,11 @@ def test_who_is_first_at_gloo_s_port_gets_a_proof_and_nothing_else(
 ) -> None:
     """Without the proofs he gets what was meant for the other rank."""
     ranks.elsewhere(be_intruded, answer, proves)
+
+
+def test_a_group_that_others_join_later_is_refused() -> None:
+    """As torch 2.14 asks for it; it says of every group whether it is one."""
+    call = inspect.signature(gloo.ProvenGloo).bind
+    call(object(), 0, 2, timeout=gloo.NEVER, enable_reconfigure=False)
+    with pytest.raises(ValueError, match="keeps its ranks"):
+        gloo.ProvenGloo(object(), 0, 2, timeout=gloo.NEVER, enable_reconfigure=True)

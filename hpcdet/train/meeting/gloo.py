@@ -111,11 +111,20 @@ class ProvenGloo(_Gloo, metaclass=_Kind):
     Raises:
         Unproven: one has sent a wrong proof.
         RuntimeError: one is gone.
+        ValueError: others are to join later (torch 2.14), who would prove nothing.
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, options: Any = None, timeout: timedelta = NEVER
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        options: Any = None,
+        timeout: timedelta = NEVER,
+        enable_reconfigure: bool = False,
     ) -> None:
+        if enable_reconfigure:
+            raise ValueError("a group over gloo keeps its ranks: enable_reconfigure is not for it")
         attempt = _attempt
         assert attempt is not None
         own = _Gloo._Options()  # type: ignore[attr-defined]
