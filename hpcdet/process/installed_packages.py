@@ -1,35 +1,61 @@
 """The packages that this process can import, with their versions.
 
-Each has a file of its own to be read, hundreds in all. So they are read once for each folder, and
-again when something was installed there: a rank that is forked finds what its parent has read.
+A folder's listing has both, but for how a package spells its name: that stands in a file of its
+own, hundreds in all. Of what an experiment's record knows in the same version, none is read; any
+other once in a process, so that a rank that is forked finds what its parent has read.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
 _COPIES = "_vendor"
 """A folder of copies that a package has for itself: setuptools puts its own on the module path."""
+_ENTRY = re.compile(r"(.+?)-(.+)\.dist-info")
 
 
-def installed() -> dict[str, str]:
-    """Return versions by name: of two, that which is imported, as it is first on the path."""
+def installed(known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return versions by name: of two, that which is imported, as it is first on the path.
+
+    Args:
+        known: what somebody has found before.
+    """
+    spelt = {(_plain(name), version): name for name, version in (known or {}).items()}
     folders = [one for one in reversed(sys.path) if Path(one).name != _COPIES]
-    return dict(each for folder in folders for each in reversed(_of(folder, _changed(folder))))
+    return dict(each for folder in folders for each in reversed([*_of(folder, spelt)]))
 
 
-def _changed(folder: str) -> int:
+def _of(folder: str, spelt: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, str]]:
     try:
-        return os.stat(folder or ".").st_mtime_ns
+        entries = os.listdir(folder or ".")
+    except NotADirectoryError:  # an archive
+        yield from map(_told, metadata.distributions(path=[folder]))
+        return
     except OSError:
-        return 0
+        return
+    for entry in entries:
+        if entry.lower().endswith((".dist-info", "egg-info")):
+            match = _ENTRY.fullmatch(entry)
+            name = match and spelt.get((_plain(match[1]), match[2]))
+            yield (name, match[2]) if match and name else _read(os.path.join(folder, entry))
+
+
+def _plain(name: str) -> str:
+    """Return a name as all its spellings have it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @functools.cache
-def _of(folder: str, changed: int) -> tuple[tuple[str, str], ...]:  # noqa: ARG001 - of the key
-    found = (one.metadata for one in metadata.distributions(path=[folder]))
-    return tuple((each["Name"], each["Version"]) for each in found)
+def _read(path: str) -> tuple[str, str]:
+    return _told(metadata.Distribution.at(path))
+
+
+def _told(one: metadata.Distribution) -> tuple[str, str]:
+    found = one.metadata
+    return found["Name"], found["Version"]

@@ -67,7 +67,7 @@ def test_nothing_is_loaded_to_name_the_installed_blas() -> None:
 
 
 def test_what_changes_bits_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = fingerprint.take(None, 1, 1, installed())
+    before = fingerprint.take(None, 1, 1, installed(), {})
     assert before["processor"] == numerics.processor()
     assert before["capability"] in torch.__config__.show()
     assert "OpenBLAS" in before["blas"]
@@ -77,7 +77,7 @@ def test_what_changes_bits_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        changed = fingerprint.differences(before, fingerprint.take(None, 1, 1, installed()))
+        changed = fingerprint.differences(before, fingerprint.take(None, 1, 1, installed(), {}))
     finally:
         torch.use_deterministic_algorithms(False)
     assert changed == [
@@ -92,14 +92,14 @@ def test_precision_that_torch_does_not_tell_is_no_error() -> None:
     code = (
         "import torch; torch.backends.fp32_precision = 'tf32';"
         "from hpcdet.train.attempt import fingerprint as f;"
-        "print(f.take(None, 1, 1, {})['matmul_precision'])"
+        "print(f.take(None, 1, 1, {}, {})['matmul_precision'])"
     )
     ran = [sys.executable, "-c", code]
     assert subprocess.run(ran, capture_output=True, text=True).stdout == "by backend\n"
 
 
 def test_a_checkpoint_of_an_older_version_is_compared_by_what_it_has() -> None:
-    now = fingerprint.take(None, 1, 1, installed())
+    now = fingerprint.take(None, 1, 1, installed(), {})
     old = {name: now[name] for name in ("hpcdet", "python", "torch", "packages", "threads")}
     old |= {name: now[name] for name in ("machine", "numpy", "cuda", "world")}
     assert fingerprint.differences(old, now) == []
@@ -107,7 +107,7 @@ def test_a_checkpoint_of_an_older_version_is_compared_by_what_it_has() -> None:
 
 
 def test_the_whole_is_kept_once_for_all_attempts_that_share_it(paths: ExperimentPaths) -> None:
-    parts = fingerprint.take(paths, 1, 1, installed())
+    parts = fingerprint.take(paths, 1, 1, installed(), {})
     name = fingerprint.keep(paths, parts, installed())
     [file] = paths.fingerprints.iterdir()
     assert file == paths.fingerprint(name)
@@ -127,5 +127,5 @@ def test_a_record_that_cannot_be_written_keeps_no_training_from_its_work(
     paths: ExperimentPaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths.fingerprints.write_text("in the way")
-    fingerprint.keep(paths, fingerprint.take(paths, 1, 1, installed()), installed())
+    fingerprint.keep(paths, fingerprint.take(paths, 1, 1, installed(), {}), installed())
     assert "the environment is not recorded" in capsys.readouterr().err

@@ -373,9 +373,9 @@ def test_deterministic_sets_the_switches_or_says_who_has_set_others(
 
 
 def test_loaded_modules_are_part_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = fingerprint.take(None, 1, 1, installed())
+    before = fingerprint.take(None, 1, 1, installed(), {})
     monkeypatch.setenv("LOADEDMODULES", "gcc/13:openmpi/5")
-    found = fingerprint.differences(before, fingerprint.take(None, 1, 1, installed()))
+    found = fingerprint.differences(before, fingerprint.take(None, 1, 1, installed(), {}))
     assert found == ["modules: - -> gcc/13:openmpi/5"]
 
 
@@ -391,10 +391,14 @@ def test_what_code_writes_beside_itself_is_no_other_code(tmp_path: Path) -> None
     (paths.code / "sub").mkdir(parents=True)
     (paths.code / "sub" / "model.py").write_text("a")
     paths.provenance.write_text('{"code": {"sub/model.py": ""}}')
-    submitted = fingerprint.take(paths, 1, 1, installed())["code"]
+
+    def code() -> str:
+        return fingerprint.take(paths, 1, 1, {}, fingerprint.submitted(paths))["code"]
+
+    submitted = code()
     assert submitted == fingerprint.code_digest(paths.code), "as it was before there were names"
     (paths.code / "data").mkdir()
     (paths.code / "data" / "digits").write_text("fetched")
-    assert fingerprint.take(paths, 1, 1, installed())["code"] == submitted
+    assert code() == submitted
     (paths.code / "sub" / "model.py").write_text("b")
-    assert fingerprint.take(paths, 1, 1, installed())["code"] != submitted
+    assert code() != submitted

@@ -13,6 +13,7 @@ import platform
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,13 +40,24 @@ IMAGE = "HPCDET_IMAGE"
 """The digest of the image that the worker has found for this rank; not set on the host."""
 
 
+def submitted(experiment: ExperimentPaths | None) -> Mapping[str, Any]:
+    """What was recorded when the experiment was submitted; {} if nothing was."""
+    record = files.read_json(experiment.provenance) if experiment else None
+    return record if isinstance(record, dict) else {}
+
+
 def take(
-    experiment: ExperimentPaths | None, world: int, threads: int, packages: Mapping[str, str]
+    experiment: ExperimentPaths | None,
+    world: int,
+    threads: int,
+    packages: Mapping[str, str],
+    record: Mapping[str, Any],
 ) -> Fingerprint:
     """The parts of the fingerprint, by name.
 
     Args:
         packages: versions by name, as ``installed_packages.installed`` finds them.
+        record: that of ``submitted``.
     """
     listed = sorted(f"{name}=={version}" for name, version in packages.items())
     parts = {
@@ -74,9 +86,7 @@ def take(
         if found := os.environ.get(variable):
             parts[name] = found
     if experiment is not None:
-        record = files.read_json(experiment.provenance)
-        known = record.get("code") if isinstance(record, dict) else None
-        parts["code"] = code_digest(experiment.code, known)
+        parts["code"] = code_digest(experiment.code, record.get("code"))
     return parts
 
 

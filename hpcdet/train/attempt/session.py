@@ -173,11 +173,13 @@ class Session:
         """Take this attempt's fingerprint, and compare it with the checkpoint's, if it has one."""
         # with virtual ranks the number of real ones has no say in the bits
         world = self.virtual.count if self.virtual else self.ranks.world
-        packages = installed()
-        now = fingerprint.take(self.place.experiment, world, torch.get_num_threads(), packages)
+        experiment, threads = self.place.experiment, torch.get_num_threads()
+        record = fingerprint.submitted(experiment)
+        packages = installed(record.get("packages"))
+        now = fingerprint.take(experiment, world, threads, packages, record)
         self._fingerprint = now
-        if self.place.experiment is not None:
-            self._environment = fingerprint.keep(self.place.experiment, now, packages)
+        if experiment is not None:
+            self._environment = fingerprint.keep(experiment, now, packages)
         if before:
             now = {**now, "world": before.get("world", "")} if self.virtual else now
             fingerprint.compare(before, now, refuse=self.config.on_env_change == "refuse")
