@@ -13,6 +13,7 @@ signals.install()  # before anything slow: torch takes seconds to import
 
 import contextlib  # noqa: E402
 import functools  # noqa: E402
+import gc  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
@@ -34,7 +35,7 @@ from hpcdet.store.config import numerics, resolved_config  # noqa: E402
 from hpcdet.store.folder import held_folder, scratch  # noqa: E402
 from hpcdet.store.fs import files  # noqa: E402
 from hpcdet.store.trials import staged_data  # noqa: E402
-from hpcdet.train.attempt import node_proof, script_process  # noqa: E402
+from hpcdet.train.attempt import node_proof  # noqa: E402
 
 _OTHER_VERSION = """\
 hint: pip install hpcdet=={2} in the image, or none: then that of the host is bound into it
@@ -100,10 +101,15 @@ def run(place: AttemptLocation, *, hurried: bool = False) -> int:
         if hurried and entrypoint.kind != "class":
             os.environ["HPCDET_DEADLINE"] = "0"
         if entrypoint.kind in ("interpreter", "command"):
+            from hpcdet.train.attempt import script_process
+
             return script_process.run(entrypoint, place)
+        gc.disable()  # imports leave hardly any garbage among 200,000 objects
         from hpcdet.core import conclude
         from hpcdet.pytorch.entry import run_entrypoint
 
+        gc.freeze()  # nor does training look for some there, as in a rank that is forked
+        gc.enable()
         with conclude():
             run_entrypoint(entrypoint, place.experiment.code)
     except staged_data.LeftEarly:

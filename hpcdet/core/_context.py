@@ -23,10 +23,10 @@ from hpcdet.data import rng
 from hpcdet.data.sample_order import Order, shuffled
 from hpcdet.errors import UsageError
 from hpcdet.process import launcher_watch
+from hpcdet.process.location import LOCK, SAYS
 from hpcdet.process.ranks import Ranks
 from hpcdet.store.config.data_secrets import resolve
 from hpcdet.train.attempt import exit_hook
-from hpcdet.train.attempt.node_command import LOCK, SAYS
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.attempt.startup import join
 from hpcdet.train.meeting import rendezvous

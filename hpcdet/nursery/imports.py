@@ -24,10 +24,12 @@ RANK = "hpcdet.attempt"
 FIRST_STEP = (
     RANK,
     "hpcdet.pytorch.entry",
+    "hpcdet.pytorch.gradients.ddp",
+    "hpcdet.store.cost.limits",
     "hpcdet.train.telemetry.probes",
     "psutil",
 )
-"""What a rank has imported when its first step is over, the user's own modules aside."""
+"""What ranks have imported when their first step is over, the user's own modules aside."""
 _OF_SOME_VERSIONS = ("torch.profiler._cupti_monitor",)
 _BY_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Has torch ask NVML for devices: once CUDA has been asked, no fork of a process can use any."""
@@ -78,6 +80,7 @@ def load(wanted: Iterable[str]) -> MainModule:
         Unfit: an import failed, or has started a thread.
     """
     late_compiler.put_off()
+    gc.disable()  # as a rank that starts anew
     of_this = (name for name in _OF_SOME_VERSIONS if importlib.util.find_spec(name))
     with _devices_by_driver():
         for name in (*FIRST_STEP, *of_this, *wanted):
@@ -97,8 +100,8 @@ def load(wanted: Iterable[str]) -> MainModule:
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
-    gc.collect()
     gc.freeze()  # what ranks have in common stays so: their collector leaves it alone
+    gc.enable()
     return program
 
 

@@ -10,7 +10,6 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdet.policy import governed_metrics
 from hpcdet.policy.codes import GovernanceBroken, PolicyRefused
 from hpcdet.store.config.resolved_config import GOVERNANCE_KEYS, Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -82,6 +81,8 @@ def _is_there(path: Path) -> bool:
 
 def _missing(policy: CompiledPolicy, config: Resolved) -> list[str]:
     """The metrics of which the search has neither the policy's bounds nor stricter ones."""
+    from hpcdet.policy import governed_metrics  # as above
+
     kept = [_bounds(one) for one in config.searcher.constraints]
     wanted = governed_metrics.constraints(policy, kept)
     gates = [one for one in wanted if one.get("origin") == governed_metrics.ORIGIN]

@@ -16,6 +16,10 @@ HELD = "HPCDET_HELD"
 """The experiment's folder by the descriptor of the rank that has opened it."""
 HELD_IS = "HPCDET_HELD_IS"
 """Its device and inode: in another container or on another host the path means something else."""
+SAYS = "HPCDET_SAYS"
+"""The file in which a script that ends without leaving its ``core.init`` says how it would."""
+LOCK = "rank.lock"
+"""The file beside it that the rank locks while it lives."""
 
 
 @dataclass(frozen=True)

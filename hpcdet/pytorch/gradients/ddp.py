@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -13,8 +13,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from hpcdet.core.training import Phases
 from hpcdet.data import rng
 from hpcdet.pytorch.gradients import buffers as _buffers
-from hpcdet.pytorch.gradients.compression import Compression
 from hpcdet.pytorch.gradients.reducer import AveragingReducer, State
+
+if TYPE_CHECKING:  # it imports torch's hooks, which few ask for
+    from hpcdet.pytorch.gradients.compression import Compression
 
 _WARM_UPS = 2
 
@@ -28,7 +30,10 @@ class DdpReducer(AveragingReducer):
         parallel = Parallel(
             super().distribute(model), session.registered.generators, device_ids=devices
         )
-        parallel.compression = Compression(parallel, session.config.optimizations)
+        if (wanted := session.config.optimizations).gradient_compression:
+            from hpcdet.pytorch.gradients.compression import Compression
+
+            parallel.compression = Compression(parallel, wanted)
         parallel.phases = self._phases
         parallel.settling = self.settling
         return parallel
@@ -76,7 +81,7 @@ class Parallel(DistributedDataParallel):
     parameters runs on this rank alone: gradients meet after calls of the model itself.
 
     Attributes:
-        compression: how gradients travel.
+        compression: how gradients travel; None: as they are.
         bypass: call the module alone, without talking to other ranks: while validating.
         phases: told that this rank waits for rank 0's buffers.
         settling: put around the backward passes with gradients of zero.

@@ -7,7 +7,7 @@ force into ``limits/0001.json`` and so on, and workers read them before they cla
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcdet.store.config.overrides import MAX_LENGTH
@@ -15,7 +15,6 @@ from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.cost_records import RunLimits
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import packed
-from hpcdet.units import Length
 
 MAX_CONCURRENT = "searcher.max_concurrent_trials"
 KEYS = (MAX_CONCURRENT, MAX_LENGTH, "budget.slot_hours", "budget.wall_s")
@@ -43,17 +42,6 @@ def in_force(paths: ExperimentPaths, resolved: Resolved) -> RunLimits:
         if found is not None and (latest is None or found.term >= latest.term):
             latest = found
     return latest or wanted(resolved, {})
-
-
-def lengthen(rungs: list[Length], longer: Iterable[int]) -> list[Length]:
-    """Return the rungs of an extended search; its former end becomes one of them.
-
-    A search without rungs, whose trials are not compared, stays without.
-    """
-    if not rungs:
-        return []
-    values = sorted({*longer, *(rung.value for rung in rungs)})
-    return [Length(rungs[0].unit, value) for value in values]
 
 
 def alike(one: RunLimits, other: RunLimits) -> bool:

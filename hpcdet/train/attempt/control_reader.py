@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 
 from hpcdet.process.location import AttemptLocation
 from hpcdet.process.ranks import PEER_LOST
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.config.sections.searcher_keys import Searcher
-from hpcdet.store.cost import limits
 from hpcdet.store.folder.records import Action, Best
 from hpcdet.store.trials.controls import in_force
 from hpcdet.train.comm.agreement import NOTHING, Cause, Orders
@@ -61,6 +61,8 @@ class Wanted:
         experiment = self._place.experiment
         if experiment is None or not self._config.searcher.rungs:
             return []
+        from hpcdet.store.cost import limits  # only a search by rungs has such
+
         return limits.in_force(experiment, self._config).longer
 
 
@@ -86,7 +88,7 @@ class TrainingLength:
         until = self._wanted.said.until
         told, longer = self._peers.broadcast((until and until.encode(), longer))
         self.until = Length.decode(told) if told else self._asked.max_length
-        self.rungs = limits.lengthen(self.rungs, longer)
+        self.rungs = _lengthen(self.rungs, longer)
 
     @property
     def asked(self) -> Length | None:
@@ -97,7 +99,7 @@ class TrainingLength:
         """Train until ``until`` from now on."""
         if until != self.until:
             self.until = until
-            self.rungs = limits.lengthen(self.rungs, [until.value])
+            self.rungs = _lengthen(self.rungs, [until.value])
 
     def at_rung(self, before: Units, after: Units) -> bool:
         """True if a step has come to a length at which the search compares trials."""
@@ -109,3 +111,14 @@ def experiment_best(place: AttemptLocation) -> Best | None:
     with contextlib.suppress(OSError):  # storage that is away for a moment ends nothing
         return Best.read(place.experiment.best) if place.experiment else None
     return None
+
+
+def _lengthen(rungs: list[Length], longer: Iterable[int]) -> list[Length]:
+    """Return the rungs of an extended search; its former end becomes one of them.
+
+    A search without rungs, whose trials are not compared, stays without.
+    """
+    if not rungs:
+        return []
+    values = sorted({*longer, *(rung.value for rung in rungs)})
+    return [Length(rungs[0].unit, value) for value in values]

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcdet.process.location import SAYS
 from hpcdet.process.ranks import Ranks
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.records import Verdict
@@ -29,10 +30,6 @@ from hpcdet.train.meeting.rank0_listener import opened
 
 BEFORE = "HPCDET_SHELL"
 """A private folder, and in it the environment that the shell began with."""
-SAYS = "HPCDET_SAYS"
-"""The file in which a script that ends without leaving its ``core.init`` says how it would."""
-LOCK = "rank.lock"
-"""The file beside it that the rank locks while it lives."""
 _ENVIRONMENT = "environment.json"
 _SHELLS_OWN = frozenset({BEFORE, "_", "OLDPWD", "PWD", "SHLVL"})
 _LOOK_S = 0.1

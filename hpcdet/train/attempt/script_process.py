@@ -22,7 +22,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.process import signals
 from hpcdet.process.descendants import Descendants
 from hpcdet.process.entrypoint import INTERPRETER, Entrypoint
-from hpcdet.process.location import AttemptLocation
+from hpcdet.process.location import LOCK, SAYS, AttemptLocation
 from hpcdet.process.ranks import PEER_LOST, Ranks
 from hpcdet.store.folder.held_folder import identity
 from hpcdet.store.folder.records import Verdict
@@ -138,12 +138,12 @@ def _run(
     """
     with (
         tempfile.TemporaryDirectory(prefix="hpcdet-") as private,
-        (Path(private) / node_command.LOCK).open("xb") as lock,
+        (Path(private) / LOCK).open("xb") as lock,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends; children do not inherit it
         says = Path(private) / "verdict.json"
         added = {
-            node_command.SAYS: str(says),
+            SAYS: str(says),
             **(node_command.begin(Path(private)) if shell else {}),
         }
         parent = os.getpid()

@@ -30,7 +30,6 @@ from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.process.console import say, say_error
 from hpcdet.process.ranks import Ranks
 from hpcdet.store.fs import files
-from hpcdet.train import mpi
 from hpcdet.train.meeting import gloo, proof
 from hpcdet.train.meeting.liveness import NEVER, Lifeline
 from hpcdet.train.meeting.process_group_store import AttemptStore
@@ -48,6 +47,7 @@ _UNPROVEN = (
 )
 _lifeline: Lifeline | None = None
 _forgetting: threading.Thread | None = None
+_leave_mpi: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,12 @@ def meet(
         )
     kind = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     if backend == "mpi":
+        from hpcdet.train import mpi
+
         mpi.prepare(ranks)
         kind = mpi.NAME
+        global _leave_mpi
+        _leave_mpi = mpi.leave
     if meeting is None:
         if ranks.chief:
             say(_UNPROVEN)
@@ -154,7 +158,8 @@ def leave() -> None:
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
-        mpi.leave()
+        if _leave_mpi is not None:
+            _leave_mpi()
     if _lifeline is not None:
         _lifeline.close()
         gloo.release()
