@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     ranks = Ranks.from_environment()
-    if place.experiment is not None:
+    if place.experiment is not None and place.trial.scratch is not None:
         scratch.prepare(place.experiment)
     _redirect(place.attempt.log(ranks.rank))
     place.announce()

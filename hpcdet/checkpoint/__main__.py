@@ -230,7 +230,7 @@ def _sweep(experiment: ExperimentPaths, dry_run: bool) -> int:
         trial.number: needed.get(standing(trial).state, retention.RESUME)
         for trial in experiment.trials()
     }
-    doomed = retention.superseded(experiment, policy, resume.keys(), resume)
+    doomed = retention.superseded(experiment, policy, experiment.trials(), resume)
     for trial, name in doomed:
         for place in experiment.trial(trial).checkpoint_places:
             if (place / name).is_dir():

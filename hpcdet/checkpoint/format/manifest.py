@@ -171,9 +171,11 @@ def current(*places: Path) -> list[str]:
     Args:
         places: ``TrialPaths.checkpoint_places``; what is in several of them is given once.
     """
+    there = {name for place in places for name in names(place)}
+    if not there:
+        return []
     line = standing.lineage(TrialPaths(places[-1].parent, 0))
-    found = {name for place in places for name in names(place) if name in line}
-    return sorted(found, key=position)
+    return sorted((name for name in there if name in line), key=position)
 
 
 def committed(*places: Path) -> list[Manifest]:

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from hpcdet.checkpoint.format.manifest import is_committed, names, position
+from hpcdet.checkpoint.format.manifest import is_committed, position
 from hpcdet.store.folder.layout import INHERITED
 from hpcdet.store.fs import files
 from hpcdet.store.trials.hard_links import DRAFT
@@ -32,12 +32,13 @@ def leftovers(checkpoints: Path, attempt: int) -> None:
 
     Those that code collects files in, of those before only: in its own it may be at work.
     """
-    for name in names(checkpoints):
-        folder = checkpoints / name
-        if position(name)[1] <= attempt and not is_committed(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-    for folder in checkpoints.glob(f"{STAGING}*"):
-        if -1 < position(folder.name.removeprefix(STAGING))[1] < attempt:
+    for entry in _entries(checkpoints):
+        folder = checkpoints / entry
+        maker = position(entry.removeprefix(STAGING))[1]
+        if maker < 0:
+            continue
+        collected = entry.startswith(STAGING)
+        if maker < attempt if collected else maker <= attempt and not is_committed(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -47,13 +48,17 @@ def strays(checkpoints: Path, origin: str) -> None:
     A holder of the lease whose term had ended without its knowing may have given it another one;
     that may even have come later than those of the trial itself.
     """
+    for entry in _entries(checkpoints):
+        if entry.startswith(DRAFT):
+            shutil.rmtree(checkpoints / entry, ignore_errors=True)
+        elif position(entry)[1] == INHERITED and entry != origin:
+            folder(checkpoints / entry)
+
+
+def _entries(checkpoints: Path) -> list[str]:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for entry in sorted(os.listdir(checkpoints)):
-            if entry.startswith(DRAFT):
-                shutil.rmtree(checkpoints / entry, ignore_errors=True)
-    for name in names(checkpoints):
-        if position(name)[1] == INHERITED and name != origin:
-            folder(checkpoints / name)
+        return sorted(os.listdir(checkpoints))
+    return []
 
 
 def set_aside(path: Path) -> Path:

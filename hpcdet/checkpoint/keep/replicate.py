@@ -75,8 +75,9 @@ def secure(
     clear(kept, attempt)
     remove.leftovers(kept, attempt)
     others = ended(experiment) if policy.experiment_best else []
-    candidates = existing(experiment, policy, {trial, *others})
-    wanted = keep(candidates, policy, 0, {*protected, *pinned(experiment, {trial, *others})})
+    trials = [paths, *(experiment.trial(number) for number in others if number != trial)]
+    candidates = existing(experiment, policy, trials)
+    wanted = keep(candidates, policy, 0, {*protected, *pinned(trials)})
     copied: list[str] = []
     failed: list[tuple[str, str]] = []
     for name in sorted((n for t, n in wanted if t == trial), key=manifests.position, reverse=True):

@@ -144,27 +144,28 @@ def _last(candidates: Sequence[Candidate], number: int) -> Sequence[Candidate]:
 def superseded(
     experiment: ExperimentPaths,
     policy: RetentionRules,
-    trials: Collection[int],
+    trials: Sequence[TrialPaths],
     resume: Mapping[int, int] | int = RESUME,
     protected: Collection[Key] = (),
 ) -> list[Key]:
     """The committed checkpoints of these trials that the rules do not keep, oldest first."""
     candidates = existing(experiment, policy, trials)
-    kept = keep(candidates, policy, resume, {*protected, *pinned(experiment, trials)})
-    doomed = [c for c in candidates if c.trial in trials and c.key not in kept]
+    kept = keep(candidates, policy, resume, {*protected, *pinned(trials)})
+    numbers = {trial.number for trial in trials}
+    doomed = [c for c in candidates if c.trial in numbers and c.key not in kept]
     return [candidate.key for candidate in sorted(doomed, key=_age)]
 
 
-def pinned(experiment: ExperimentPaths, trials: Collection[int]) -> set[Key]:
+def pinned(trials: Iterable[TrialPaths]) -> set[Key]:
     """The checkpoints of these trials that users have pinned."""
-    return {(number, name) for number in trials for name in pins.pinned(experiment.trial(number))}
+    return {(trial.number, name) for trial in trials for name in pins.pinned(trial)}
 
 
 def existing(
-    experiment: ExperimentPaths, policy: RetentionRules, trials: Collection[int]
+    experiment: ExperimentPaths, policy: RetentionRules, trials: Sequence[TrialPaths]
 ) -> list[Candidate]:
     """The committed checkpoints that count for these trials, wherever they lie."""
-    there = experiment.trials() if policy.experiment_best else map(experiment.trial, trials)
+    there = experiment.trials() if policy.experiment_best else trials
     return [
         Candidate.of(trial.number, manifest)
         for trial in there
@@ -222,7 +223,8 @@ def sweep(
     paths = experiment.trial(trial)
     others = ended(experiment) if policy.experiment_best else ()
     left = {**dict.fromkeys(others, 1), trial: resume}
-    folders = {number: experiment.trial(number).checkpoints for number in left}
+    swept = [paths, *(experiment.trial(number) for number in others if number != trial)]
+    folders = {one.number: one.checkpoints for one in swept}
     protected: set[Key] = set()
     if interval is not None:
         came = (number for number in others if standing(experiment.trial(number)).state == "done")
@@ -230,7 +232,7 @@ def sweep(
         protected = {key for member in members for key in donations(member, interval)}
     doomed = [
         (number, name)
-        for number, name in superseded(experiment, policy, left.keys(), left, protected)
+        for number, name in superseded(experiment, policy, swept, left, protected)
         if manifests.is_committed(folders[number] / name)
     ]
     for number, name in doomed:

@@ -117,13 +117,14 @@ def _wanted(
     there: dict[Key, Copied],
 ) -> set[Key]:
     """The checkpoints that the rules keep, of those that lie here and those in the store."""
-    own = {candidate.key: candidate for candidate in existing(experiment, rules, trials)}
+    paths = [experiment.trial(number) for number in trials]
+    own = {candidate.key: candidate for candidate in existing(experiment, rules, paths)}
     lines = {trial: lineage(experiment.trial(trial)) for trial in {key[0] for key in there}}
     for key, copied in there.items():
         if key[1] in lines[key[0]]:
             metric = None if copied.metric is None else value(copied.metric)
             own.setdefault(key, Candidate(*key, metric, copied.resume))
-    return set(keep(own.values(), rules, 0, pinned(experiment, trials)))
+    return set(keep(own.values(), rules, 0, pinned(paths)))
 
 
 def _put(

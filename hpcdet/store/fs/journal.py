@@ -187,7 +187,7 @@ class Writer:
     def __init__(self, path: Path) -> None:
         files.make_folder(path.parent)
         reader = Reader(path)
-        reader.read()
+        reader.read(loose=True)  # what somebody writes is in no archive
         self.path = path
         self.n = reader.n
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT, files.FILE_MODE)
