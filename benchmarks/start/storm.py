@@ -9,13 +9,12 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.start import worker_trials
+from benchmarks.start import opened_files, worker_trials
 from benchmarks.start.models import SAY, TRIAL
 
 Row = dict[str, Any]
@@ -23,7 +22,6 @@ Row = dict[str, Any]
 DELAY_MS = 5.0
 LATER_MOST = 50
 FIRST_SHARE = 0.25
-_SOURCE = Path(__file__).with_name("slow_metadata.c")
 _MARK = "/first-step-of-"
 _LOOK = f'    os.path.exists("{_MARK}" + os.environ["HPCDET_TRIAL"])\n'
 _USERS = re.compile(r"/fd/\d+/code(/|$)")
@@ -46,12 +44,9 @@ class Storm:
 
 def storm(warm: str, ranks: int, trials: int, folder: Path, delay_ms: float) -> Storm:
     """Run trials of so many ranks on one worker, one after the other."""
-    log, library = folder / "log", folder / "slow.so"
-    log.mkdir(parents=True)
-    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, _SOURCE, "-ldl"], check=True)
+    folder.mkdir()
     variables = {
-        "LD_PRELOAD": str(library),
-        "STORM_LOG": str(log),
+        **opened_files.variables(folder),
         "STORM_MS": str(delay_ms),
         "START_SAYS": str(folder / "says"),
     }
@@ -59,7 +54,7 @@ def storm(warm: str, ranks: int, trials: int, folder: Path, delay_ms: float) -> 
     with worker_trials.ended(model, warm, trials, folder, variables, ranks) as paths:
         walls = worker_trials.walls(paths)
     others, found = 0, {number: [] for number in range(1, trials + 1)}
-    for process in log.iterdir():
+    for process in (folder / "log").iterdir():
         calls = process.read_text().splitlines()
         step = next((at for at, call in enumerate(calls) if _MARK in call), None)
         if step is None:
