@@ -22,7 +22,7 @@ def library(folder: Path) -> Path:
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """What a process needs in its environment, so that ``of`` finds what it has opened."""
+    """The variables of a process of which ``of`` is to find what it has opened."""
     log = folder / "log"
     log.mkdir()
     return {"LD_PRELOAD": str(library(folder)), "STORM_LOG": str(log)}

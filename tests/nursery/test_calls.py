@@ -1,4 +1,4 @@
-"""What ranks of a worker's later trials ask of the file system; counts of calls, no times."""
+"""Calls to the file system of ranks of a worker's later trials; counts, no times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank that starts anew loads and reads until its first step is over; counts, no times."""
+"""Modules and files of a rank that starts anew until its first step is over; counts, no times."""
 
 from __future__ import annotations
 

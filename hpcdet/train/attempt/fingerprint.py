@@ -41,7 +41,7 @@ IMAGE = "HPCDET_IMAGE"
 
 
 def submitted(experiment: ExperimentPaths | None) -> Mapping[str, Any]:
-    """What was recorded when the experiment was submitted; {} if nothing was."""
+    """The record of the submission; {} where there is none."""
     record = files.read_json(experiment.provenance) if experiment else None
     return record if isinstance(record, dict) else {}
 
