@@ -16,7 +16,7 @@ import functools  # noqa: E402
 import gc  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
-from collections.abc import Sequence  # noqa: E402
+from collections.abc import Iterator, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from hpcdet import __version__  # noqa: E402
@@ -52,8 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     late_compiler.put_off()  # before torch is imported
     if given.test:
-        from hpcdet.rehearsal import rehearse
-
+        with _undisturbed():
+            from hpcdet.rehearsal import rehearse
         return rehearse(given.experiment, given.trial, functools.partial(run, hurried=True))
     launcher_watch.end_with_it()
     try:
@@ -104,12 +104,9 @@ def run(place: AttemptLocation, *, hurried: bool = False) -> int:
             from hpcdet.train.attempt import script_process
 
             return script_process.run(entrypoint, place)
-        gc.disable()  # imports leave hardly any garbage among 200,000 objects
-        from hpcdet.core import conclude
-        from hpcdet.pytorch.entry import run_entrypoint
-
-        gc.freeze()  # nor does training look for some there, as in a rank that is forked
-        gc.enable()
+        with _undisturbed():
+            from hpcdet.core import conclude
+            from hpcdet.pytorch.entry import run_entrypoint
         with conclude():
             run_entrypoint(entrypoint, place.experiment.code)
     except staged_data.LeftEarly:
@@ -122,6 +119,17 @@ def run(place: AttemptLocation, *, hurried: bool = False) -> int:
     from hpcdet.train.attempt.verdicts import unsaid_end
 
     return unsaid_end(place)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Import torch without looking for garbage, of which there is hardly any; nor there later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _provide_data(place: AttemptLocation, sources: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ import platform
 import re
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -47,7 +48,6 @@ _UNPROVEN = (
 )
 _lifeline: Lifeline | None = None
 _forgetting: threading.Thread | None = None
-_leave_mpi: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,6 @@ def meet(
 
         mpi.prepare(ranks)
         kind = mpi.NAME
-        global _leave_mpi
-        _leave_mpi = mpi.leave
     if meeting is None:
         if ranks.chief:
             say(_UNPROVEN)
@@ -158,8 +156,8 @@ def leave() -> None:
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
-        if _leave_mpi is not None:
-            _leave_mpi()
+        if (mpi := sys.modules.get("hpcdet.train.mpi")) is not None:  # who uses it imports it
+            mpi.leave()
     if _lifeline is not None:
         _lifeline.close()
         gloo.release()
