@@ -86,4 +86,7 @@ def _machine() -> str:
 
 def _commit() -> str:
     argv = ["git", "-C", str(TOP), "rev-parse", "HEAD"]
-    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:  # a machine that was lent may have no Git
+        return ""

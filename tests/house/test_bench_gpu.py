@@ -59,3 +59,13 @@ def test_a_row_that_fails_leaves_the_others(
     rows = json.loads((tmp_path / "benchmarks/results/gpu-on-cpu.json").read_text())["rows"]
     assert [row["met"] for row in rows] == [False, True]
     assert "out of memory" in capsys.readouterr().err
+
+
+def test_a_machine_without_git_is_measured_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "TOP", tmp_path)
+    (tmp_path / "benchmarks").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    results.write("gpu", [])
+    assert json.loads((tmp_path / "benchmarks/results/gpu.json").read_text())["commit"] == ""
