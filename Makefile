@@ -129,7 +129,7 @@ bench-elastic: setup  ## what the same bits on any number of ranks cost: step ti
 bench-governance: setup  ## what routing gradients by source costs: operators, modules run twice, one pass per source
 	$(PY) benchmarks/bench_governance.py
 
-bench-gpu: setup  ## NCCL, mixed precision, exact resume and saving on accelerators; exit code 3 without one
+bench-gpu: setup  ## on accelerators: forks, lanes, exact resume, warm ranks, steps, saves; exit code 3 without one
 	$(PY) benchmarks/bench_gpu.py
 
 bench-sites: packages setup  ## load on the scheduler by counted calls, submission of 100 workers, containers (needs root, an hour)

@@ -140,7 +140,9 @@ def _meets_twice(rank: int, folder: Path) -> None:
     for _ in range(2):
         rendezvous.meet(Ranks(rank, 2, rank, 2), folder / "rendezvous.json", "gloo")
         gc.collect()  # torch makes the group's Python object anew where it needs it
-        dist.distributed_c10d._set_pg_timeout(timedelta(days=2), dist.group.WORLD)
+        # public from torch 2.14 on
+        later = getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)
+        later(timedelta(days=2), dist.group.WORLD)
         value = torch.tensor([rank + 1])
         dist.all_reduce(value)
         assert value.item() == 3
