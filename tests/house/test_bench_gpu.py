@@ -59,6 +59,9 @@ def test_a_row_that_fails_leaves_the_others(
     rows = json.loads((tmp_path / "benchmarks/results/gpu-on-cpu.json").read_text())["rows"]
     assert [row["met"] for row in rows] == [False, True]
     assert "out of memory" in capsys.readouterr().err
+    bench_gpu.main(argv[:-2])
+    rows = json.loads((tmp_path / "benchmarks/results/gpu-on-cpu.json").read_text())["rows"]
+    assert [row["part"] for row in rows] == ["lanes", "fork"], "what was not measured anew stays"
 
 
 def test_a_machine_without_git_is_measured_as_well(
