@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from hpcdet.control.leader.lost_workers import FleetView, Watch
 from hpcdet.control.leader.trial_cache import ALL_S, Sight
 from hpcdet.control.requests import commands
+from hpcdet.control.turn import write_controls
 from hpcdet.control.turn.controller import advance
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.store.decisions import chain, wakeup
 from hpcdet.store.decisions.wakeup import Told
+from hpcdet.store.folder.layout import TrialPaths
+from hpcdet.store.folder.records import Control
 from hpcdet.store.fs import freshness, journal
 from hpcdet.store.trials.standing import standing
 from tests.builders import Builder
@@ -154,6 +159,56 @@ def test_a_job_is_not_canceled_whose_worker_has_claimed_a_trial_unheard(tmp_path
     play.end(attempt, "paused", progressed=True)
     advance(world.paths, holder, everything=False)
     assert not world.scheduler.live
+
+
+def test_who_has_left_a_nudge_is_answered_before_jobs_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World.make(tmp_path, Promotion(4, 2, 1))
+    play, holder, workers = begun(world)
+    one, two = [play.claim(worker) for worker in workers]
+    advance(world.paths, holder)
+    play.report(one, 50, 0.1)
+    play.report(two, 50, 0.5)
+    look, heard = Watch.look, list[str]()
+
+    def looking(watch: Watch, *args: Any) -> FleetView:
+        heard.append(control(world, 2).action)
+        return look(watch, *args)
+
+    monkeypatch.setattr(Watch, "look", looking)
+    advance(world.paths, holder, everything=True)
+    assert heard == ["pause"]
+
+
+def test_a_control_is_read_again_when_its_trial_has_changed_and_not_for_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    play, holder, [worker] = begun(world)
+    attempt = play.claim(worker)
+    play.report(attempt, 5)  # its journal begins
+    holder.sight = Sight(world.paths, world.clock)
+    for after in (ALL_S + 1, 11, ALL_S + 1, 11):  # what has just changed is read twice
+        world.clock.now += after
+        holder.lease.beat()
+        advance(world.paths, holder)
+    in_force, read = write_controls.in_force, list[TrialPaths]()
+
+    def reading(trial: TrialPaths) -> Control | None:
+        read.append(trial)
+        return in_force(trial)
+
+    monkeypatch.setattr(write_controls, "in_force", reading)
+    play.report(attempt, 10)
+    advance(world.paths, holder)
+    assert not read and [e["trial"] for e in events(world) if "length" in e] == [1, 1]
+    trial = world.paths.trial(1)
+    stale = dataclasses.replace(control(world, 1), action="pause")  # by who slept over its term
+    assert stale.write_once(trial.control(len(list(trial.controls.iterdir())) + 1))
+    play.end(attempt, "paused", progressed=True)
+    advance(world.paths, holder)
+    assert control(world, 1).action == "run"
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -168,6 +168,7 @@ class Holder:
         actions, sent: what this turn has done, for people; the tasks that it has submitted.
         pace: how the scheduler is dealt with.
         written: what this holder has made sure of in its term, to spare reading it again.
+        told_to_leave: trials that are asked for anything but to run.
         to_pack: trials that have ended, and since when that is known; ``packed``: of which nothing
             is left to pack.
         beside: ends what runs beside the turns, with the term.
@@ -184,6 +185,7 @@ class Holder:
     sent: int = 0
     pace: SchedulerPace = field(default_factory=SchedulerPace)
     written: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    told_to_leave: set[int] = field(default_factory=set)
     to_pack: dict[int, float] = field(default_factory=dict)
     packed: set[int] = field(default_factory=set)
     beside: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -353,6 +355,7 @@ class Holder:
         self._log = None
         self.beside.close()
         self.written.clear()
+        self.told_to_leave.clear()
         self.to_pack.clear()
         self.packed.clear()
         self.facts = JournalFacts(self.paths, hands.resolved)

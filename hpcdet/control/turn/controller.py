@@ -6,6 +6,7 @@ instruction and the next one, by any process, goes on as if nothing had happened
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
@@ -16,12 +17,18 @@ from hpcdet.control.leader.leader import Fenced, Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.control.messages import sender_process
 from hpcdet.control.turn import experiment_state, worker_demand, write_controls
-from hpcdet.control.turn.searcher_events import learn, notify_failures, tell_start_and_limits
+from hpcdet.control.turn.searcher_events import (
+    learn,
+    learn_of,
+    notify_failures,
+    tell_start_and_limits,
+)
 from hpcdet.control.turn.user_commands import obey
 from hpcdet.control.upkeep import accounting, close_attempts, store_copies
 from hpcdet.control.upkeep.packing import pack_ended
 from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.store.decisions import lease, wakeup
+from hpcdet.store.decisions.wakeup import Told
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed
 
@@ -128,17 +135,19 @@ def _turn(holder: Holder, everything: bool) -> Turn:
     What is decided goes through ``Holder.record`` and ``Holder.tell`` into ``holder.decided``; the
     steps hand each other what they have seen.
     """
-    holder.sight.begin(wakeup.told(holder.paths), everything=everything)
+    told = wakeup.told(holder.paths)
+    holder.sight.begin(told, everything=everything)
     obey(holder)
     tell_start_and_limits(holder)
+    _answer(holder, told)
     fleet = _look_at_fleet(holder)
     standings = learn(holder)
     holder.commit()
     write_controls.apply(holder)
     notify_failures(holder)
-    running = sum(bool(standing.open_attempt) for standing in standings.values())
-    if fleet.live and not running:  # before jobs are freed
-        running = sum(_runs(holder, number) for number in standings)
+    running = len(holder.sight.running)
+    if fleet.live and not running:  # before jobs are freed: one told to leave now may, unheard
+        running = len({attempt.trial for attempt, _ in close_attempts.find_open(holder)})
     if not running and experiment_state.is_over(holder.decided, standings):
         return Turn(True) if _close(holder, fleet) else _turn(holder, everything=True)
     demand = worker_demand.demand(holder, standings, running)
@@ -159,10 +168,15 @@ def _turn(holder: Holder, everything: bool) -> Turn:
     return Turn(True, live=live, busy=running, wanted=wanted, lacking=lacking)
 
 
-def _runs(holder: Holder, number: int) -> bool:
-    """True if a trial has an open attempt; one that was told to leave in this turn may, unheard."""
-    holder.stay()
-    return bool(holder.sight.trial(number).standing.open_attempt)
+def _answer(holder: Holder, told: Told) -> None:
+    """Answer those who have left nudges, before jobs and all other trials are looked at."""
+    if not (here := (told.reports | told.attempts) & holder.decided.trials.open):
+        return
+    for number in sorted(here):
+        learn_of(holder, number)
+    holder.commit()
+    with contextlib.suppress(IntegrityError):  # it comes again once all has been learnt
+        write_controls.apply(holder, copies=False)
 
 
 def _look_at_fleet(holder: Holder) -> FleetView:

@@ -28,33 +28,41 @@ def tell_start_and_limits(holder: Holder) -> None:
 
 
 def learn(holder: Holder) -> dict[int, Standing]:
-    """Pass each trial's news to the searcher; return the standings of trials that go on."""
-    standings: dict[int, Standing] = {}
-    decided = holder.decided
-    for number in sorted(decided.trials.open):
-        holder.stay()
-        plan = decided.trials.plans[number]
-        known = ("record", number) in holder.written
-        if not (known or holder.paths.trial(number).record.exists()):
-            continue
-        seen = holder.sight.trial(number)
-        standings[number] = standing = seen.standing
-        if standing.open_attempt and not seen.news:
-            continue
-        if seen.fresh:
-            decided.trials.touched.add(number)
-        if seen.fresh or standing.open_attempt:
-            _tell_reports(holder, plan, seen)
-        judged = plan.failed or plan.allowed >= standing.next_attempt
-        if standing.state == "doubtful" and not judged:
-            _judge(holder, plan, seen)
-        if not standing.open_attempt:
-            _end(holder, plan, seen)
-        at_rest = not standing.open_attempt and decided.action(plan) != "run"
-        holder.sight.rest(number, at_rest=at_rest)
-        holder.sight.learnt(number)
+    """Pass each trial's news to the searcher; return the standings of trials that go on.
+
+    A trial of which nothing was read or decided since it was learnt is passed over.
+    """
+    trials, sight = holder.decided.trials, holder.sight
+    for number in sorted(trials.open):
+        if number not in sight.settled or number in trials.touched:
+            learn_of(holder, number)
+    sight.leave_out(sight.standings.keys() - trials.open)
     best_validation.write(holder)
-    return standings
+    return sight.standings
+
+
+def learn_of(holder: Holder, number: int) -> None:
+    """Pass the news of a trial to the searcher."""
+    holder.stay()
+    decided, sight = holder.decided, holder.sight
+    plan = decided.trials.plans[number]
+    known = ("record", number) in holder.written
+    if not (known or holder.paths.trial(number).record.exists()):
+        return
+    seen = sight.trial(number)
+    standing = seen.standing
+    if seen.fresh:
+        decided.trials.touched.add(number)
+        holder.written.pop(("control", number), None)  # perhaps it heard another one
+    if seen.fresh or (seen.watched and standing.open_attempt):
+        _tell_reports(holder, plan, seen)
+    judged = plan.failed or plan.allowed >= standing.next_attempt
+    if standing.state == "doubtful" and not judged:
+        _judge(holder, plan, seen)
+    if not standing.open_attempt:
+        _end(holder, plan, seen)
+    sight.rest(number, at_rest=not standing.open_attempt and decided.action(plan) != "run")
+    sight.learnt(number)
 
 
 def _tell_reports(holder: Holder, plan: TrialPlan, seen: TrialView) -> None:

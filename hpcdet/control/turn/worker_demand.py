@@ -21,13 +21,14 @@ class Demand:
     """The trials that run or wait.
 
     Attributes:
-        running: how many have an open attempt.
+        running: how many have an open attempt; ``leaving``: of these, the ones asked to leave.
         waiting: those that need a worker, and which the budget lets begin.
         after: id of the experiment that this one waits for; "" if none.
         broke: why nothing can begin for want of budget, though nothing runs; "" if something can.
     """
 
     running: int
+    leaving: int
     waiting: list[TrialPlan]
     after: str
     broke: str
@@ -36,11 +37,14 @@ class Demand:
 def demand(holder: Holder, standings: Mapping[int, Standing], running: int) -> Demand:
     """Return the demand, by the budget that is left."""
     after = dependencies.waits_for(holder)
-    plans = (holder.decided.trials.plans[number] for number in sorted(holder.decided.trials.open))
+    trials, runs = holder.decided.trials, holder.sight.running
+    idle = sorted(trials.open - runs - holder.told_to_leave)
+    plans = (trials.plans[number] for number in idle)
     waiting = [plan for plan in plans if _waits(holder, plan, standings.get(plan.number))]
+    leaving = len(runs & holder.told_to_leave)
     room = holder.spending.room() if waiting else 0
     broke = _broke(holder.spending, holder.paths) if waiting and not running and not room else ""
-    return Demand(running, waiting[: int(min(room, len(waiting)))], after, broke)
+    return Demand(running, leaving, waiting[: int(min(room, len(waiting)))], after, broke)
 
 
 def provide(
@@ -60,11 +64,8 @@ def provide(
     holder.pace.unheeded_since = None
     resolved = holder.resolved
     # a trial that was asked to leave makes room for the next one
-    leaving = sum(
-        bool(standing.open_attempt) and decided.action(decided.trials.plans[number]) != "run"
-        for number, standing in standings.items()
-    )
-    trials, most = demand.running - leaving + len(waiting), resolved.searcher.max_concurrent_trials
+    trials = demand.running - demand.leaving + len(waiting)
+    most = resolved.searcher.max_concurrent_trials
     since = max((plan.since for plan in waiting), default=0)
     outdated = _outdated(holder, fleet, waiting, since)
     worker_count.cancel_surplus(holder, outdated, len(outdated))
@@ -104,10 +105,7 @@ def _outdated(
 
 
 def _waits(holder: Holder, plan: TrialPlan, standing: Standing | None) -> bool:
-    """True if a trial needs a worker and has none."""
-    runs = standing is not None and standing.state == "running"
-    if runs or plan.ended or holder.decided.action(plan) != "run":
-        return False
+    """True if a trial that is to run, and has no worker, needs one."""
     if standing is not None and standing.state not in ("runnable", "doubtful"):
         # as it stood before this turn's controls
         holder.stay()

@@ -18,8 +18,11 @@ from hpcdet.store.trials.controls import in_force
 from hpcdet.store.trials.parents import Parent
 
 
-def apply(holder: Holder) -> None:
+def apply(holder: Holder, *, copies: bool = True) -> None:
     """Bring the files of trials up to date with the decisions. Idempotent.
+
+    Args:
+        copies: also of trials that begin from the checkpoint of another one, and of that one.
 
     Raises:
         Fenced: the term ended meanwhile.
@@ -30,12 +33,14 @@ def apply(holder: Holder) -> None:
     wrong: list[IntegrityError] = []
     needed: set[int | None] = set()
     touched, search = holder.decided.trials.touched, holder.resolved.searcher
-    for number in _in_turn(holder.decided):
+    for number in _in_turn(holder.decided, copies):
         holder.stay()
         plan = holder.decided.trials.plans[number]
         trial = holder.paths.trial(number)
         wanted = _wanted(holder.decided, search, plan)
-        settled = plan.ended and holder.written.get(("control", number), (0, 0))[1] == wanted
+        runs = wanted.action == "run"
+        (holder.told_to_leave.discard if runs else holder.told_to_leave.add)(number)
+        settled = plan.ended and holder.written.get(("control", number)) == wanted
         never = holder.decided.user.canceled and plan.killed and not trial.root.exists()
         if number in needed and wanted.action == "stop":
             continue  # stopped, it would remove what its heir is to begin from
@@ -49,6 +54,7 @@ def apply(holder: Holder) -> None:
                 needed.add(_donor(plan))
                 continue
         touched.discard(number)
+        holder.sight.settled.discard(number)  # what its news come to may be something else now
     if wrong:
         raise wrong[0]
 
@@ -62,7 +68,7 @@ def _wanted(decided: Decided, search: Searcher, plan: TrialPlan) -> Control:
     return dataclasses.replace(control, heard=max(rungs, default=0))
 
 
-def _in_turn(decided: Decided) -> list[int]:
+def _in_turn(decided: Decided, copies: bool) -> list[int]:
     """Return the trials to write, heirs late, as they copy where there are no hard links.
 
     Only the donors of their checkpoints come after them: a checkpoint is linked before its owner
@@ -71,7 +77,8 @@ def _in_turn(decided: Decided) -> list[int]:
     plans, touched = decided.trials.plans, decided.trials.touched
     heirs = {n for n in touched if _is_heir(plans[n])}
     donors = {_donor(plans[n]) for n in heirs}
-    return sorted(touched, key=lambda n: (1 if n in heirs else 2 * (n in donors), n))
+    wanted = touched if copies else touched - heirs - donors
+    return sorted(wanted, key=lambda n: (1 if n in heirs else 2 * (n in donors), n))
 
 
 def _is_heir(plan: TrialPlan) -> bool:
@@ -133,12 +140,11 @@ def _write_record(holder: Holder, plan: TrialPlan, trial: TrialPaths) -> bool:
 
 
 def _write_control(holder: Holder, number: int, trial: TrialPaths, wanted: Control) -> None:
-    seqs = tuple(packed.numbers(trial.controls, ".json"))
-    if holder.written.get(("control", number)) == (seqs, wanted):
+    if holder.written.get(("control", number)) == wanted:
         return
     there = in_force(trial)
-    seq = max(seqs, default=0)
     if there is None or not _says(there, wanted):
+        seq = max(packed.numbers(trial.controls, ".json"), default=0)
         term, at = holder.lease.term, files.now()
         holder.sight.forget(number)
         holder.packed.discard(number)
@@ -149,8 +155,7 @@ def _write_control(holder: Holder, number: int, trial: TrialPaths, wanted: Contr
             holder.fence()
             made = control.write_once(trial.control(seq))
         holder.actions.append(f"trial {number}: {wanted.action}")
-        seqs = tuple(packed.numbers(trial.controls, ".json"))
-    holder.written["control", number] = (seqs, wanted)
+    holder.written["control", number] = wanted
 
 
 def _says(there: Control, wanted: Control) -> bool:

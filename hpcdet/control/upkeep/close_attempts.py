@@ -7,6 +7,7 @@ import re
 
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import Gone, Watch
+from hpcdet.control.leader.trial_cache import OpenAttempts
 from hpcdet.store.folder.attempt_paths import AttemptPaths
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, End, Reason, Verdict, WorkerEnd
@@ -14,9 +15,6 @@ from hpcdet.store.fs import files
 from hpcdet.store.trials import progress, standing
 
 _WORKER = re.compile(r"(\d+)-(\d+)\.(\d+)")
-
-
-OpenAttempts = list[tuple[AttemptPaths, Claim]]
 
 
 def close_gone(holder: Holder, open_attempts: OpenAttempts, gone: list[Gone]) -> None:
@@ -72,11 +70,7 @@ def busy(open_attempts: OpenAttempts) -> frozenset[str]:
 
 def find_open(holder: Holder) -> OpenAttempts:
     """Return the attempts that were claimed and have not ended, by trial."""
-    found: OpenAttempts = []
-    for number in sorted(holder.decided.trials.open):
-        holder.stay()
-        found += holder.sight.trial(number).open
-    return found
+    return holder.sight.open(holder.decided.trials.open, holder.stay)
 
 
 def _is_open(holder: Holder, attempt: AttemptPaths) -> bool:
