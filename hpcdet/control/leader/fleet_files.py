@@ -43,7 +43,7 @@ class FleetFiles:
         self._looked: set[tuple[int, int, int]] = set()
         self._busy: Set[str] = frozenset()
         self._asked_end: dict[str, float] = {}
-        self._there: list[WorkerPaths] = []
+        self._names: Set[str] = frozenset()
         self._rests_until = -math.inf
 
     def look(self, busy: Set[str], *, anew: bool = True) -> bool:
@@ -57,14 +57,14 @@ class FleetFiles:
             False if nothing is new of workers: there are no others, and it is not yet time to
             check any of them for its end.
         """
-        there = list(self._paths.workers(self._known))
-        same = (there, busy) == (self._there, self._busy)
+        names = self._paths.worker_names()
+        same = (names, busy) == (self._names, self._busy)
         if same and self._clock() < self._rests_until and not anew:
             return False
         self._looked.clear()
-        self._there, self._busy, self._rests_until = there, busy, math.inf
+        self._names, self._busy, self._rests_until = names, busy, math.inf
         self.newest = {}
-        for worker in there:
+        for worker in self._paths.workers(self._known):
             key = (worker.submission, worker.index)
             former = self.newest.get(key)
             if former is None or worker.incarnation > former.incarnation:

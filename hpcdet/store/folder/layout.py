@@ -356,12 +356,16 @@ class ExperimentPaths:
         root = self.root / "workers" / f"{submission:04d}-{index:04d}.{incarnation}"
         return WorkerPaths(root, submission, index, incarnation)
 
+    def worker_names(self) -> frozenset[str]:
+        """Return the names of what is in the workers' folder, packed or not."""
+        return frozenset(packed.names(self.root / "workers"))
+
     def workers(self, known: dict[str, WorkerPaths] | None = None) -> Iterator[WorkerPaths]:
         """Yield every worker that ever claimed its place, in order of name, packed or not.
 
         ``known``: by name, those of former calls; new ones are added.
         """
-        for name in sorted(packed.names(self.root / "workers")):
+        for name in sorted(self.worker_names()):
             if known is not None and name in known:
                 yield known[name]
                 continue
