@@ -16,13 +16,23 @@ from hpcdet.store.config.sections.searcher_keys import Searcher
 from hpcdet.store.fs.json_record import value
 from hpcdet.train.attempt.control_reader import experiment_best
 from hpcdet.train.attempt.session import Session
-from hpcdet.train.comm.agreement import Cause
+from hpcdet.train.comm.agreement import NOTHING, Cause
 from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.telemetry.phases import Phases
 from hpcdet.train.telemetry.tracker import finite
 from hpcdet.units import Units
 
-__all__ = ["Cause", "Peers", "Phases", "Session", "beats", "leads", "searcher_metric", "worth"]
+__all__ = [
+    "NOTHING",
+    "Cause",
+    "Peers",
+    "Phases",
+    "Session",
+    "beats",
+    "leads",
+    "searcher_metric",
+    "worth",
+]
 
 
 def worth(searcher: Searcher, metrics: Mapping[str, Any], units: Units) -> float | None:

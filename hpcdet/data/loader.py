@@ -9,6 +9,7 @@ were.
 from __future__ import annotations
 
 import atexit
+import functools
 import multiprocessing
 import os
 import random
@@ -95,7 +96,7 @@ class Seeded(Dataset[Any]):
         if self._draws is None:  # in the process that draws: a worker has copies of its own
             self._draws = Draws(own=Own.of(self._dataset, self._collate))
         alone = get_worker_info() is None
-        return self._draws.batch(lambda plant: self._batch(wanted, plant), keep=alone)
+        return self._draws.batch(functools.partial(self._batch, wanted), keep=alone)
 
     def _batch(self, wanted: Wanted, plant: Plant) -> Any:
         samples = self._samples(*wanted, plant)

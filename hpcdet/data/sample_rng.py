@@ -167,7 +167,7 @@ class Own:
 
     def mark(self) -> list[Any]:
         """Their states, for ``restore``."""
-        return [rng.state_of(one) for one in self._generators]
+        return list(map(rng.state_of, self._generators))
 
     def restore(self, mark: Sequence[Any]) -> None:
         for one, before in zip(self._generators, mark, strict=True):
@@ -189,7 +189,7 @@ class Draws:
         self._sources: list[Source] = [Python(), Numpy(), Torch()]
         self._own = own or Own()
         self._used: list[Source] = []
-        self._known = False
+        self._known = self._leaves_all = False
         self._planted: list[tuple[Source, Any]] = []
 
     def batch(self, fetch: Callable[[Plant], T], *, keep: bool) -> T:
@@ -212,17 +212,12 @@ class Draws:
             self._planted = []
             drawn = fetch(self._plant_all)
             self._look()
-            self._known = True
+            self._known, self._leaves_all = True, not (self._used or self._own)
             return drawn
         finally:
             if keep and not (quiet and self._leaves_all):
                 self._put_back([(s, m) for s, m in before if not quiet or s in self._used])
                 self._own.restore(own)
-
-    @property
-    def _leaves_all(self) -> bool:
-        """True if the data set draws from none, as far as is known."""
-        return not (self._used or self._own)
 
     def _plant(self, *parts: int | str) -> None:
         number = subseed(*parts)

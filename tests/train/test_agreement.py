@@ -17,7 +17,7 @@ from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Trial
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.attempt.stop_request import StopRequest
-from hpcdet.train.checkpoints.deadline import Deadline
+from hpcdet.train.checkpoints.deadline import Deadline, Every
 from hpcdet.train.comm.agreement import NOTHING, TOGETHER, Agreement, Orders
 from hpcdet.units import Length, Units
 
@@ -172,3 +172,22 @@ def test_ranks_of_which_one_has_loaded_a_checkpoint_keep_in_step(
     assert {here == there for here, there in ran} == {True}
     assert {here for here, _ in ran[20:]} == {True, False}  # one exchange for several steps
     assert both[0].coordinator._steps == both[1].coordinator._steps == starts[0] + 60
+
+
+def test_a_rank_that_is_alone_looks_now_and_then_and_hears_a_notice_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = AttemptLocation.alone(tmp_path)
+    session = Session(Ranks(), place, Trial(1, {}, 7), Resolved(), Deadline(None))
+    coordinator, now, looks = session.coordinator, [0.0], list[float]()
+    session.begin(None, Units())
+    coordinator._look = Every(0.2, lambda: now[0])
+    cause = coordinator.preemption.cause
+    monkeypatch.setattr(coordinator.preemption, "cause", lambda: looks.append(now[0]) or cause())
+    for _ in range(50):
+        now[0] += 0.03125
+        assert coordinator.poll(Units()) == NOTHING
+    assert looks == [0.21875 * turn for turn in range(1, 8)]
+    signals.install()
+    signal.raise_signal(signal.SIGUSR2)
+    assert coordinator.poll(Units()).leave == "signal"

@@ -12,7 +12,7 @@ from hpcdet.core import Context
 from hpcdet.data import rng
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.pytorch.api import traces
-from hpcdet.pytorch.api.data_loader import TorchData
+from hpcdet.pytorch.api.data_loader import TorchData, to_device
 from hpcdet.pytorch.api.lr_scheduler import LRScheduler
 from hpcdet.pytorch.api.trial_context import TrialContext
 from hpcdet.pytorch.gradients import strategy
@@ -303,7 +303,9 @@ class PyTorchTrialContext(TrialContext):
 
     def ready(self, data: TorchData) -> TorchData:
         """A batch as the trial gets it: on the device, unless it wants to see to that itself."""
-        return data if self.experimental.manual_to_device else self.to_device(data)
+        if self.experimental.manual_to_device:
+            return data
+        return to_device(data, self.core.session.device)
 
 
 class Experimental:

@@ -128,13 +128,19 @@ def _accept(data: Any, context: PyTorchTrialContext, method: str) -> None:
 
 def told(batches: Iterator[Batch], data: DataLoader, seed: int) -> Iterator[Batch]:
     """The batches of data; where none can be made because of a canary, the error says which."""
+    samples = data.dataset
+    return _told(batches, data, samples, seed) if isinstance(samples, WithCanaries) else batches
+
+
+def _told(
+    batches: Iterator[Batch], data: DataLoader, samples: WithCanaries, seed: int
+) -> Iterator[Batch]:
     try:
         yield from batches
     except HpcdetError:
         raise
     except Exception:
-        if isinstance(data.dataset, WithCanaries):
-            data.dataset.refuse_unlike(lambda indices: data.collated([indices], seed, 0))
+        samples.refuse_unlike(lambda indices: data.collated([indices], seed, 0))
         raise
 
 

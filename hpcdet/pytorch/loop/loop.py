@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcdet.checkpoint import Manifest
 from hpcdet.core import training
-from hpcdet.core.training import Cause
+from hpcdet.core.training import NOTHING, Cause
 from hpcdet.data.sample_order import Slice
 from hpcdet.errors import ConfigError
 from hpcdet.goals import refuse_reserved
@@ -23,7 +23,6 @@ from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.api.traces import Traces
 from hpcdet.pytorch.api.trial import PyTorchTrial
 from hpcdet.pytorch.api.trial_context import GLOBAL_BATCH
-from hpcdet.pytorch.gradients.reducer import FREELY
 from hpcdet.pytorch.loop.feeds import feed_of
 from hpcdet.pytorch.loop.loop_progress import LoopPlan, LoopProgress
 from hpcdet.pytorch.loop.probing import Probing
@@ -44,6 +43,8 @@ class Loop:
         self._plan = plan
         self._core = context.core
         self._session = context.core.session
+        self._phases = context.core.session.profile.phases
+        self._wanted = plan.max_length.length() if plan.max_length else None
         self._guard = context.learning.guard
         self._probing = None if self._guard is None else Probing(trial, context, self._guard)
         self._progress = LoopProgress()
@@ -144,24 +145,22 @@ class Loop:
             return "stopped"
         if self._progress.owed and (cause := self._validate(())):
             return cause
+        if self._reached():
+            return "completed"
         batches = self._feed.batches(self._progress.units.records)
-        phases = self._session.profile.phases
-        while not self._reached():
-            self._traces.before(self._progress.units.batches)
-            phases.switch("data")
-            part, batch = next(batches)
-            phases.switch("other")
+        while True:
             before = self._progress.units
+            self._traces.before(before.batches)
+            self._phases.switch("data")
+            part, batch = next(batches)
             self._step(part, batch, batches)
             if cause := self._boundary(before):
                 return cause
-        return "completed"
 
     def _until(self) -> Length | None:
         if self._plan.test_mode:
             return Length("batches", self._core.first_batch + 1)
-        wanted = self._plan.max_length
-        return self._session.length.until or (wanted.length() if wanted else None)
+        return self._session.length.until or self._wanted
 
     def _reached(self) -> bool:
         until = self._until()
@@ -184,19 +183,29 @@ class Loop:
             more: where the others come from.
         """
         units, context = self._progress.units, self._context
-        if units.records % self._feed.epoch_records == 0:
+        starts = units.records % self._feed.epoch_records == 0
+        if starts and self._callbacks:
+            self._phases.switch("other")
             for callback in self._callbacks.values():
                 start_epoch(callback, part.epoch)
+        first = context.division.mine[0]
 
         def learn(share: int, tally: Tally) -> None:
             own = (part, batch)
-            if share != context.mine[0]:
-                self._session.profile.phases.switch("data")
+            if share != first:
+                self._phases.switch("data")
                 own = next(more)
             # shares of different size must count by their size where their mean is taken, too
             weight = own[0].weight / part.records
-            with self._governed(own[0], weight, share):
-                self._learn(*own, own[0].weight * context.reducer.averaged / part.records, tally)
+            scale = own[0].weight * context.reducer.averaged / part.records
+            context.learning.step = StepPosition(
+                units.batches, part.epoch, starts=starts, ends=part.last, scale=scale
+            )
+            if self._guard is None:
+                self._learn(*own, tally)
+            else:  # the policy routes its rows
+                with self._guard.share(own[0], weight, share, first=share == first):
+                    self._learn(*own, tally)
 
         context.learning.begin(units.batches)
         if self._guard is not None:
@@ -209,7 +218,8 @@ class Loop:
         epochs = part.epoch + part.last
         self._saves.changed = True
         self._progress.units = Units(units.batches + 1, units.records + part.records, epochs)
-        self._account()
+        if (accounts := self._core.governance.accounts) is not None:
+            accounts.stepped(self._progress.units)  # and what its optimizers left out
         for scheduler in context.lr_schedulers:
             scheduler.after_batch(
                 units.batches + 1, epochs, ended=part.last, aggregation=context.learning.aggregation
@@ -218,37 +228,18 @@ class Loop:
             for callback in self._callbacks.values():
                 callback.on_training_epoch_end(part.epoch)
 
-    def _account(self) -> None:
-        """Let the ledger know of a batch, and of what its optimizers left out."""
-        if (accounts := self._core.governance.accounts) is not None:
-            accounts.stepped(self._progress.units)
-
-    def _governed(
-        self, part: Slice, weight: float, share: int
-    ) -> contextlib.AbstractContextManager[None]:
-        """Around the training of a share, whose rows the policy routes."""
-        if self._guard is None:
-            return FREELY
-        first = share == self._context.mine[0]
-        return self._guard.share(part, weight, share, first=first)
-
-    def _learn(self, part: Slice, batch: Any, scale: float, tally: Tally) -> None:
+    def _learn(self, part: Slice, batch: Any, tally: Tally) -> None:
         """Let the trial train a share of a global batch, and count its metrics."""
         units, context = self._progress.units, self._context
-        starts = units.records % self._feed.epoch_records == 0
-        context.learning.step = StepPosition(
-            units.batches, part.epoch, starts=starts, ends=part.last, scale=scale
-        )
         profile = self._session.profile
-        profile.phases.switch("data")
         ready = context.ready(batch)
         if self._probing is not None and context.virtual_rank == context.mine[0]:
             self._probing.before(part, ready, units.batches)
         profile.begin_batch()
-        profile.phases.switch("forward")
+        self._phases.switch("forward")
         with context.learning.precision():
             metrics = self._trial.train_batch(ready, part.epoch, units.batches)
-        profile.phases.switch("other")
+        self._phases.switch("other")
         profile.end_batch()
         length = self._trial.get_batch_length(batch) if part.weight else 0
         weight = part.weight if length is None else length
@@ -260,13 +251,16 @@ class Loop:
         plan, units = self._plan, self._progress.units
         self._core.train.set_progress(units)
         self._core.profiler.tick()
-        if plan.reporting_period.due(before, units) or self._reached():
+        ends = self._reached()
+        if plan.reporting_period.due(before, units) or ends:
             self._report_training()
         orders = self._session.coordinator.poll(units, stop=self._context.get_stop_requested())
-        self._saves.announce()
+        if orders is not NOTHING:  # else neither the length nor a checkpoint is another
+            self._saves.announce()
+            ends = self._reached()
         at_rung = self._session.length.at_rung(before, units)
         self._progress.owed = (
-            self._reached()
+            ends
             or at_rung
             or bool(plan.validation_period and plan.validation_period.due(before, units))
         )
@@ -336,7 +330,7 @@ class Loop:
         if not self._reached() and (cause := self._session.coordinator.wait_at_rung()):
             self._saves.save_last((), cause)
             return cause
-        return None
+        return "completed" if self._reached() else None
 
     def _poll_validation(self) -> bool:
         orders = self._session.coordinator.poll(self._progress.units, stepped=False)

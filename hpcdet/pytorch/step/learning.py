@@ -182,26 +182,24 @@ class Learning:
         with accounted:
             if self.averages and self.aggregation > 1:
                 self._weigh(optimizer)
-            self._clip_and_step(optimizer, clip_grads, scaler)
+            if clip_grads is not None:
+                self._clip(optimizer, clip_grads, scaler)
+            if scaler is not None:
+                scaler.step(optimizer)
+            else:
+                optimizer.step()
         if auto_zero_grads:
             optimizer.zero_grad()
         self._phases.switch(before)
 
-    def _clip_and_step(
-        self, optimizer: torch.optim.Optimizer, clip_grads: ClipGrads | None, scaler: Any
-    ) -> None:
-        if clip_grads is not None:
-            if scaler is not None:
-                with contextlib.suppress(RuntimeError):  # the code has done it already
-                    scaler.unscale_(optimizer)
-            if self.guard is not None:
-                self.guard.optimizers.clip(optimizer, clip_grads)
-            else:
-                clip_grads([one for group in optimizer.param_groups for one in group["params"]])
+    def _clip(self, optimizer: torch.optim.Optimizer, clip_grads: ClipGrads, scaler: Any) -> None:
         if scaler is not None:
-            scaler.step(optimizer)
+            with contextlib.suppress(RuntimeError):  # the code has done it already
+                scaler.unscale_(optimizer)
+        if self.guard is not None:
+            self.guard.optimizers.clip(optimizer, clip_grads)
         else:
-            optimizer.step()
+            clip_grads([one for group in optimizer.param_groups for one in group["params"]])
 
     def _weigh(self, optimizer: torch.optim.Optimizer) -> None:
         """Where an optimizer sums or averages, unlike the others: what ``backward`` left out."""

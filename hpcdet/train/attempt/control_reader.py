@@ -103,7 +103,9 @@ class TrainingLength:
 
     def at_rung(self, before: Units, after: Units) -> bool:
         """True if a step has come to a length at which the search compares trials."""
-        return any(after.reached(rung) and not before.reached(rung) for rung in self.rungs)
+        return bool(self.rungs) and any(
+            after.reached(rung) and not before.reached(rung) for rung in self.rungs
+        )
 
 
 def experiment_best(place: AttemptLocation) -> Best | None:

@@ -19,6 +19,8 @@ from hpcdet.train.telemetry.profile import Profile
 from hpcdet.train.telemetry.tracker import Tracker
 from hpcdet.units import Units
 
+_LOOK_EVERY_S = 0.2
+"""A rank that is alone; several ranks agree as often (``agreement``)."""
 _CONTROL_EVERY_S = 2.0
 _PROGRESS_EVERY_S = 5.0
 
@@ -95,6 +97,7 @@ class Coordinator:
         self._rung_wait = RungWait(place, config, wanted, tracker)
         self._agreement = Agreement(peers)
         self._timer = StepTimer(deadline)
+        self._look = Every(min(_LOOK_EVERY_S, config.checkpoint_every_s))
         self._steps = 0
         self._progress = Every(_PROGRESS_EVERY_S)
         self._save = Every(config.checkpoint_every_s)
@@ -116,18 +119,19 @@ class Coordinator:
         if first and stepped:
             self._tracker.record("first_step")
             self._rung_wait.begin(units)
-        if self._peers.ranks.chief and self._progress.take():
-            self._tracker.record("progress", **dataclasses.asdict(units))
-        before = self._profile.phases.switch("communication")
-        if first and stepped:  # of the Core API's ranks one alone may have loaded a checkpoint
+            # of the Core API's ranks one alone may have loaded a checkpoint
             self._steps = self._peers.broadcast(self._steps)
         self._steps += stepped
-        self.stop.learn(self._steps if stop else None)
-        heard = self._agreement.exchange(self._mine, self._steps if stepped else None)
-        self._profile.phases.switch(before)
+        if stop:
+            self.stop.learn(self._steps)
+        heard = self._heard(self._steps if stepped else None)
         if stepped:
             self._profile.step(units)
-        orders = NOTHING if heard is None else self._obey(heard)
+        orders = NOTHING
+        if heard is not None:
+            orders = self._obey(heard)
+            if self._peers.ranks.chief and self._progress.take():
+                self._tracker.record("progress", **dataclasses.asdict(units))
         if orders.wait and orders.leave is None:
             orders = orders._replace(leave=self.wait_at_rung())
         if stepped and self.stop.due(self._steps):
@@ -173,6 +177,14 @@ class Coordinator:
     def settle(self) -> None:
         """Finish the exchange that is under way; all ranks leave."""
         self._agreement.settle()
+
+    def _heard(self, step: int | None) -> Orders | None:
+        """Ask all ranks what they want, now and then; ``step`` as in ``Agreement.exchange``."""
+        if self._peers.ranks.world == 1:
+            looks = signals.heard() or self._rung_wait.due() or self._look.take()
+            return self._mine() if looks else None
+        with self._profile.phases.within("communication"):
+            return self._agreement.exchange(self._mine, step)
 
     def _obey(self, orders: Orders) -> Orders:
         """Take in what all agreed on; what is left for the loop to do."""

@@ -99,7 +99,7 @@ class Agreement:
         return self._pending is not None
 
     def exchange(self, mine: Callable[[], Orders], step: int | None) -> Orders | None:
-        """Say what this rank wants; get what all wanted the last time (alone: this time).
+        """Say what this rank wants; get what all wanted the last time.
 
         Args:
             mine: asked where an exchange takes place.
@@ -109,8 +109,6 @@ class Agreement:
         Returns:
             None where there is nothing new.
         """
-        if self._peers.ranks.world == 1:
-            return mine()
         self._calls += 1
         stepped = step is not None
         same, self._stepped = stepped is self._stepped, stepped
