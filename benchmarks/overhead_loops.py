@@ -30,17 +30,24 @@ NOT_OURS = ("HPCDET_", "MALLOC_", "GLIBC_TUNABLES")
 
 @dataclass(frozen=True)
 class Step:
-    """How long a step is, and how many make a block."""
+    """How long a step is, and how many make a block.
+
+    Attributes:
+        turn: steps of a turn inside of one process.
+    """
 
     name: str
     width: int
     batch: int
     block: int
+    turn: int
     goal: float | None
 
 
 WARM = 1
 """Blocks of a group that do not count."""
+WARM_PAIRED = 20
+"""Rounds inside of one process that do not."""
 KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
 """What ``hpcdet.train.attempt.startup.keep_memory`` asks for."""
 
@@ -55,9 +62,18 @@ class Run:
     rounds: int
 
     @property
-    def steps(self) -> int:
-        """Of a method in a group, up to its last block's end."""
+    def period(self) -> int:
+        """Steps between checkpoints: of a method in a group, up to its last block's end."""
         return (WARM + self.rounds) * self.step.block
+
+
+@dataclass(frozen=True)
+class PairedRun(Run):
+    """The same in turn inside of one process: rounds of few steps, and one of a whole block."""
+
+    @property
+    def period(self) -> int:
+        return (WARM_PAIRED + self.rounds) * self.step.turn + self.step.block // 2
 
 
 @dataclass
@@ -68,13 +84,13 @@ class Loop:
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
     pipes: list[tuple[int, int]] = field(default_factory=list)
 
-    def turn(self) -> float:
-        """Let it train one block; the mean of its steps, by rank 0, in seconds."""
+    def turn(self) -> Any:
+        """Let it train one block, or one of each loop in it; what rank 0 says of its steps."""
         for writer, _ in self.pipes:
             os.write(writer, b"g")
-        return statistics.fmean(self.hear())
+        return self.hear()
 
-    def hear(self) -> list[float]:
+    def hear(self) -> Any:
         """What rank 0 says, once all have said something."""
         said = [_line(reader, self) for _, reader in self.pipes]
         return said[0]
@@ -89,7 +105,7 @@ class Loop:
                 os.close(fd)
 
 
-def _line(reader: int, loop: Loop) -> list[float]:
+def _line(reader: int, loop: Loop) -> Any:
     raw = b""
     deadline = time.monotonic() + PATIENCE_S
     while not raw.endswith(b"\n"):
@@ -98,8 +114,7 @@ def _line(reader: int, loop: Loop) -> list[float]:
         raw += piece
         if (ready and not piece) or time.monotonic() > deadline:
             raise SystemExit(f"{loop.name} ended or hangs")
-    times: list[float] = json.loads(raw)
-    return times
+    return json.loads(raw)
 
 
 # -- methods -----------------------------------------------------------------------------------
@@ -127,7 +142,7 @@ def _ours(**config: Any) -> Start:
             ranks=run.world,
             hparams={"global_batch_size": run.step.batch * run.world},
             until=1_000_000,
-            min_checkpoint_period={"batches": run.steps},
+            min_checkpoint_period={"batches": run.period},
             **config,
         )
         argv = [sys.executable, "-m", "hpcdet.attempt", str(folder / "EXP"), str(trial.number), "1"]
@@ -161,10 +176,11 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def _started(names: Sequence[str], run: Run, root: Path) -> Iterator[list[Loop]]:
-    """All methods' processes, ready for their first step."""
+def _started(names: Sequence[str], run: Run, root: Path, **more: Any) -> Iterator[list[Loop]]:
+    """All methods' processes, ready for their first step; they are told ``more``."""
     loops: list[Loop] = []
     size = {"width": run.step.width, "batch": run.step.batch, "block": run.step.block}
+    size |= {"checkpoint": run.period, **more}
     try:
         for name in names:
             loop = Loop(name)
@@ -181,7 +197,7 @@ def _started(names: Sequence[str], run: Run, root: Path) -> Iterator[list[Loop]]
                     "WORLD_SIZE": str(run.world),
                     "LOCAL_WORLD_SIZE": str(run.world),
                     "NODE_RANK": "0",
-                    "BENCH_SIZE": json.dumps({**size, "checkpoint": run.steps}),
+                    "BENCH_SIZE": json.dumps(size),
                     **own,
                 }
                 _start(loop, argv, environment, folder)
@@ -219,6 +235,8 @@ def _start(loop: Loop, argv: list[str], environment: dict[str, str], folder: Pat
     loop.pipes.append((to_rank[1], from_rank[0]))
 
 
+CLOCKS = ("", ", processor")
+"""What is measured inside of one process: the time of day, and that of the processor."""
 Blocks = dict[str, list[list[float]]]
 """Mean steps of each method's blocks that count, by group, in seconds."""
 
@@ -236,7 +254,27 @@ def measure(names: Sequence[str], run: Run) -> Blocks:
                 for number in range(WARM + run.rounds):
                     shuffled.shuffle(loops)
                     for loop in loops:
-                        step = loop.turn()
+                        step = statistics.fmean(loop.turn())
                         if number >= WARM:
                             blocks[loop.name][-1].append(step)
     return blocks
+
+
+def measure_paired(name: str, beside: Sequence[str], run: PairedRun) -> list[Blocks]:
+    """Let loops train in turn inside of the processes of ``name``.
+
+    Returns:
+        Blocks by the clock, and by the time of the processor.
+    """
+    seen: list[Blocks] = [{one: [] for one in (BARE, name, *beside)} for _ in CLOCKS]
+    packages = next((VENV / "lib").glob("python*/site-packages"), "")
+    rounds = [run.step.turn] * (WARM_PAIRED + run.rounds) + [run.step.block]
+    for group in range(run.groups):
+        told = {"ours": name, "beside": [BARE, *beside], "rounds": rounds, "seed": group}
+        with tempfile.TemporaryDirectory(prefix="overhead-") as root:  # noqa: SIM117
+            with _started([name], run, Path(root), packages=str(packages), **told) as [loop]:
+                found = loop.turn()
+        for one, steps in found.items():
+            for blocks, times in zip(seen, zip(*steps, strict=True), strict=True):
+                blocks[one].append(list(times[WARM_PAIRED:]))
+    return seen

@@ -21,7 +21,7 @@ with core.init() as context:
     parts = order.slices(0, ranks.rank, ranks.size)
     profiler = context.profiler
     total = torch.zeros(())
-    turns = task.Turns()
+    turns = task.turns(parallel, optimizer)
     for step in itertools.count(1):
         turns.step()
         with profiler.phase("data"):

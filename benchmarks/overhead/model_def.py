@@ -19,7 +19,7 @@ class Trial(pytorch.PyTorchTrial):  # type: ignore[misc,name-defined]
         self.context = context
         self.model = context.wrap_model(task.network())
         self.optimizer = context.wrap_optimizer(task.optimizer(self.model))
-        self.turns = task.Turns()
+        self.turns = task.turns(self.model, self.optimizer)
 
     def build_training_data_loader(self) -> Any:
         batch = self.context.get_per_slot_batch_size()

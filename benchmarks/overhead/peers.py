@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +51,11 @@ def save(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
         Path("checkpoint.new").replace("checkpoint.pt")
 
 
-def saving() -> None:
-    """The hand-written loop, with checkpoints."""
-    bare(saves=True)
-
-
-def bare(saves: bool = False) -> None:
-    """The loop that anybody writes by hand: no notice, no resume."""
-    if WORLD > 1:
-        dist.init_process_group("gloo")
-    model: Any = task.network()
-    optimizer = task.optimizer(model)
-    if WORLD > 1:
-        model = DistributedDataParallel(model)
+def by_hand(model: Any, optimizer: Any, saves: bool = False) -> Iterator[None]:
+    """The loop that anybody writes by hand, no notice, no resume; gives way before each step."""
     total = torch.zeros(())
-    turns = task.Turns()
     for step, (inputs, labels) in enumerate(batches(task.Records()), 1):
-        turns.step()
+        yield
         loss = cross_entropy(model(inputs), labels)
         loss.backward()
         optimizer.step()
@@ -77,32 +66,68 @@ def bare(saves: bool = False) -> None:
             save(model, optimizer, step)
 
 
-def fabric() -> None:
+def with_fabric(made: Any, model: Any, optimizer: Any) -> Iterator[None]:
     """The same loop with Lightning Fabric."""
-    from lightning_fabric import Fabric
-    from lightning_fabric.plugins.environments import TorchElasticEnvironment
-    from lightning_fabric.strategies import DDPStrategy
-
-    torchrun = {"TORCHELASTIC_RUN_ID": "bench", "GROUP_RANK": "0"}
-    os.environ.update(torchrun)
-    strategy: Any = "auto"
-    if WORLD > 1:
-        environment = TorchElasticEnvironment()
-        strategy = DDPStrategy(process_group_backend="gloo", cluster_environment=environment)
-    made = Fabric(accelerator="cpu", devices=WORLD, strategy=strategy)
-    made.launch()
-    model: Any = task.network()
-    model, optimizer = made.setup(model, task.optimizer(model))
     total = torch.zeros(())
-    turns = task.Turns()
     for step, (inputs, labels) in enumerate(batches(task.Records()), 1):
-        turns.step()
+        yield
         loss = cross_entropy(model(inputs), labels)
         made.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
         total += loss.detach()
         report(total, step)
+
+
+def launched(ready: bool = False) -> Any:
+    """A Fabric; ``ready``: of models that are distributed already."""
+    from lightning_fabric import Fabric
+    from lightning_fabric.plugins.environments import TorchElasticEnvironment
+    from lightning_fabric.strategies import DDPStrategy
+
+    class Ready(DDPStrategy):
+        def setup_module(self, module: Any) -> Any:
+            return module
+
+    os.environ.update({"TORCHELASTIC_RUN_ID": "bench", "GROUP_RANK": "0"})
+    strategy: Any = "auto"
+    if WORLD > 1:
+        kind = Ready if ready else DDPStrategy
+        environment = TorchElasticEnvironment()
+        strategy = kind(process_group_backend="gloo", cluster_environment=environment)
+    made = Fabric(accelerator="cpu", devices=WORLD, strategy=strategy)
+    made.launch()
+    return made
+
+
+def turns(steps: Iterator[None]) -> None:
+    """Go through a loop, in turn with those of other processes."""
+    between = task.Turns()
+    for _ in steps:
+        between.step()
+
+
+def saving() -> None:
+    """The hand-written loop, with checkpoints."""
+    bare(saves=True)
+
+
+def bare(saves: bool = False) -> None:
+    """The hand-written loop."""
+    if WORLD > 1:
+        dist.init_process_group("gloo")
+    model: Any = task.network()
+    optimizer = task.optimizer(model)
+    if WORLD > 1:
+        model = DistributedDataParallel(model)
+    turns(by_hand(model, optimizer, saves))
+
+
+def fabric() -> None:
+    """Lightning Fabric's."""
+    made = launched()
+    model: Any = task.network()
+    turns(with_fabric(made, *made.setup(model, task.optimizer(model))))
 
 
 def determined() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -33,19 +34,48 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
+@functools.cache
+def _samples() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(RECORDS, 784, generator=generator)
+    return inputs, torch.randint(0, 10, (RECORDS,), generator=generator)
+
+
+def turns(model: Any, optimizer: torch.optim.Optimizer) -> Any:
+    """What is told of each step of hpcdet's: other loops train meanwhile, where the bench says."""
+    if "beside" not in SIZE:
+        return Turns()
+    from paired import Paired
+
+    return Paired(model, optimizer)
+
+
 class Records(torch.utils.data.Dataset[Any]):
     """Samples in memory, one by one, as most data sets hand them out."""
 
     def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(1)
-        self._inputs = torch.randn(RECORDS, 784, generator=generator)
-        self._labels = torch.randint(0, 10, (RECORDS,), generator=generator)
+        self._inputs, self._labels = _samples()
 
     def __len__(self) -> int:
         return RECORDS
 
     def __getitem__(self, index: int) -> Any:
         return self._inputs[index], self._labels[index]
+
+
+class Words:
+    """What a rank says to the bench, and the word that it waits for before it goes on."""
+
+    def __init__(self) -> None:
+        if torch.get_num_threads() != 1:
+            raise SystemExit(f"{torch.get_num_threads()} threads: the others have one")
+        self._reader, self._writer = map(int, os.environ["BENCH_PIPES"].split(","))
+
+    def say(self, times: Any) -> None:
+        """Say how long steps took; the bench may end this process."""
+        os.write(self._writer, json.dumps(times).encode() + b"\n")
+        if not os.read(self._reader, 1):
+            os._exit(0)
 
 
 class Turns:
@@ -57,9 +87,7 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        if torch.get_num_threads() != 1:
-            raise SystemExit(f"{torch.get_num_threads()} threads: the others have one")
-        self._reader, self._writer = map(int, os.environ["BENCH_PIPES"].split(","))
+        self._words = Words()
         self._block = int(SIZE["block"])
         self._before = self._block // 2
         self._times: list[float] = []
@@ -74,9 +102,7 @@ class Turns:
         if self._last:
             self._times.append(now - self._last)
         if not self._last or len(self._times) == self._block:
-            os.write(self._writer, json.dumps(self._times).encode() + b"\n")
+            self._words.say(self._times)
             self._times = []
-            if not os.read(self._reader, 1):
-                os._exit(0)
             now = time.perf_counter()
         self._last = now

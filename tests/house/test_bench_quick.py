@@ -49,7 +49,7 @@ def test_saves_and_loads(
 
 
 def test_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = overhead_loops.Step("quick", 8, 4, 3, 1.0)
+    step = overhead_loops.Step("quick", 8, 4, 3, 2, 1.0)
     run = overhead_loops.Run(step, 1, 1, 3)
     blocks = overhead_loops.measure([overhead_loops.BARE, *overhead_loops.OURS], run)
     # as if it were of as many groups as bounds are made of
@@ -58,3 +58,25 @@ def test_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["peer_name"] for row in rows] == [overhead_loops.BARE] * 2
     for row in rows:
         assert set(row) >= KEYS and 0 < row["low"] <= row["ratio"] <= row["high"]
+
+
+def test_steps_inside_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both clocks, on the model of ours: what the loops do in turn is what one would do alone."""
+    step = overhead_loops.Step("quick", 8, 4, 3, 2, 1.0)
+    run = overhead_loops.PairedRun(step, 1, 1, 3)
+    rows = []
+    for ours in overhead_loops.OURS:
+        for clock, blocks in zip(
+            overhead_loops.CLOCKS, overhead_loops.measure_paired(ours, [], run), strict=True
+        ):
+            assert [len(found) for found in blocks[ours]] == [4]
+            groups = {name: found * 4 for name, found in blocks.items()}
+            rows += bench_overhead._rows(groups, run, clock)
+    found = written(rows, tmp_path, monkeypatch)
+    assert [row["what"] for row in found] == [
+        f"{ours}, quick, 1 rank{clock}"
+        for ours in overhead_loops.OURS
+        for clock in overhead_loops.CLOCKS
+    ]
+    for row in found:
+        assert set(row) >= KEYS and row["ours"] > 0 < row["peer"]
