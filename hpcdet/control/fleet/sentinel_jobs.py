@@ -33,11 +33,9 @@ def post(holder: Holder, seen: FleetView) -> None:
         return
     if not holder.submits or holder.hold or holder.hands.clock() < holder.pace.throttled_until:
         return
-    live = {place.submission for place in seen.live}
-    over = {place.submission for place in seen.places} - live
     try:
         known = [(i, one.job) for i, one in holder.watch.files.submissions() if one.job]
-        jobs = {intent.number: job for intent, job in known if intent.number not in over}
+        jobs = {intent.number: job for intent, job in known if intent.number not in seen.over}
         if not holder.hands.scheduler.capabilities().arrays and jobs:
             if holder.hands.site.capabilities.nobody_submits:  # behind all chains of spare jobs
                 queued = [one for one, _ in known if one.is_spare and one.number in jobs]

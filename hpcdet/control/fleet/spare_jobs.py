@@ -33,15 +33,14 @@ def chain(holder: Holder, seen: FleetView) -> None:
         return
     if holder.hands.clock() < holder.pace.throttled_until and not holder.pace.full_since:
         return  # a limit of running jobs keeps no spare one from the queue
-    over = {place.submission for place in seen.places} - {place.submission for place in seen.live}
-    chains = _chains(holder, over)
+    chains = _chains(holder, seen.over)
     if not holder.submits:
-        holder.unmet |= _missing(holder, chains, over) > 0
+        holder.unmet |= _missing(holder, chains, seen.over) > 0
         return
     try:
         for intent in (one for one in intents.of_unknown_jobs(holder) if one.is_spare):
             _settle(holder, intent, chains, fresh=False)
-        for _ in range(_missing(holder, chains, over)):
+        for _ in range(_missing(holder, chains, seen.over)):
             new = intents.of_workers(holder, spares=1, behind=min(chains, key=len)[-1:])
             if new is None or not _settle(holder, new, chains, fresh=True):
                 return

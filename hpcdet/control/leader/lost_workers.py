@@ -80,6 +80,12 @@ class FleetView:
     def live(self) -> list[TaskPlace]:
         return [place for place in self.places if place.phase != "over"]
 
+    @functools.cached_property
+    def over(self) -> set[int]:
+        """The submissions of which nothing lives."""
+        live = {place.submission for place in self.live}
+        return {place.submission for place in self.places} - live
+
     @property
     def newest_first(self) -> list[tuple[int, list[TaskPlace]]]:
         """The places of each submission, with its number."""
