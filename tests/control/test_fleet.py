@@ -492,16 +492,114 @@ def test_the_end_takes_only_sentinels_that_wait_out_of_the_queue(
     assert canceled == ["4"]
 
 
+def sentinels(world: World) -> list[str]:
+    """The jobs that each posted sentinel is behind."""
+    found = (Intent.read(world.paths.sentinel(number)) for number in world.paths.submissions())
+    posted = [Submitted.read(world.paths.sentinel_submitted(n)) for n in world.paths.submissions()]
+    pairs = zip(found, posted, strict=True)
+    return [small.watches for small, job in pairs if small is not None and job is not None]
+
+
+def test_a_sentinel_is_posted_while_a_limit_of_running_jobs_keeps_workers_out(
+    tmp_path: Path,
+) -> None:
+    """Where nobody submits, all would end unnoticed with the workers that may run."""
+    world = single_jobs(tmp_path, 3, 3, 0, max_running=2, poll_min_s=10)
+    holder = world.holder()
+    advance(world.paths, holder)
+    later(world, holder, 3)
+    assert behind(world) == [[], []]
+    assert sentinels(world) == ["1:2"]
+
+
+SUCCESSOR = {"requeue": "none", "submit_from_compute": True}
+LIMITS = {"poll_min_s": 10}
+
+
+def test_a_sentinels_place_in_the_queue_is_for_no_worker(tmp_path: Path) -> None:
+    site = {"scheduler": "slurm", "capabilities": SUCCESSOR, "limits": LIMITS | {"max_submit": 3}}
+    world = World.make(tmp_path, Waves(5, 5), site, searcher={"max_concurrent_trials": 5})
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    later(world, holder, 3)
+    assert [job.submission.tasks for job in world.scheduler.jobs.values()] == [2, 1]
+    assert sentinels(world) == ["1"]
+    for worker in [play.start("1", index) for index in (0, 1)]:
+        play.vanish(worker, TaskState.NODE_FAIL)
+    later(world, holder, 3)
+    assert [job.submission.tasks for job in world.scheduler.jobs.values()] == [2, 1, 2, 1]
+    assert sentinels(world) == ["1", "3"]
+
+
+def full_at(world: World, most: int) -> None:
+    """Let the scheduler refuse more jobs than these, of which the site says nothing."""
+    full = Refusal("limit", "AssocMaxSubmitJobLimit")
+
+    def refuse(asked: Submission) -> Refusal | None:
+        return full if len(world.scheduler.live) + asked.tasks > most else None
+
+    world.scheduler.refuse = refuse
+
+
+def test_the_next_place_in_a_full_queue_is_the_sentinels(tmp_path: Path) -> None:
+    site = {"scheduler": "slurm", "capabilities": SUCCESSOR}
+    world = World.make(tmp_path, Waves(8, 8), site, searcher={"max_concurrent_trials": 8})
+    full_at(world, 4)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    later(world, holder, 2)
+    assert (len(world.scheduler.live), sentinels(world)) == (4, [])
+    worker, *_ = play.start_all()
+    play.vanish(worker, TaskState.NODE_FAIL)
+    later(world, holder, 2)
+    assert sentinels(world) == ["1"]
+
+
+def test_a_sentinel_that_finds_no_place_keeps_no_worker_out(tmp_path: Path) -> None:
+    """It may be meant for another partition, which has limits of its own."""
+    site = {"scheduler": "slurm", "capabilities": SUCCESSOR, "limits": LIMITS | {"max_array": 1}}
+    world = World.make(tmp_path, Waves(3, 3), site, searcher={"max_concurrent_trials": 3})
+    full = Refusal("limit", "QOSMaxSubmitJobPerUserLimit")
+    world.scheduler.refuse = lambda asked: full if "sentinel" in asked.name else None
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    assert (len(world.scheduler.live), sentinels(world)) == (3, [])
+    play.vanish(play.start("1"), TaskState.NODE_FAIL)
+    later(world, holder, 3)
+    assert len(world.scheduler.live) == 3
+
+
+def test_the_next_place_in_a_full_queue_is_for_what_is_behind_single_jobs(tmp_path: Path) -> None:
+    """Once there is one, the last worker may be left without spare jobs, but not unwatched."""
+    world = single_jobs(tmp_path, 5, 5, 5, poll_min_s=10)
+    full_at(world, 3)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    later(world, holder, 2)
+    assert (len(world.scheduler.live), sentinels(world)) == (3, [])
+    play.finish(play.claim(worker := play.start("1")))
+    play.leave(worker)
+    later(world, holder, 3)
+    assert sentinels(world) == ["1:2:3"]
+    full_at(world, 9)
+    later(world, holder, 3)
+    last = sentinels(world)[-1].split(":")
+    workers = [
+        job for job, one in world.scheduler.jobs.items() if "sent" not in one.submission.name
+    ]
+    assert {*workers} - {"1"} <= {*last}
+
+
 def test_where_nobody_submits_per_trial_there_is_a_task_for_each_trial(tmp_path: Path) -> None:
     search = {"max_concurrent_trials": 2, "max_trials": 9}
-    site = {"capabilities": NOBODY, "limits": {"max_submit": 14}}
+    site = {"scheduler": "slurm", "capabilities": NOBODY, "limits": {"max_submit": 14}}
     worker = {"mode": "per_trial"}
     for limit, tasks in ((None, 2 + 7 + 2 * 5), (14, 13)):
         site["limits"] = {"max_submit": limit}
         made = tmp_path / str(limit)
         world = World.make(made, Waves(9, 2), site, searcher=search, worker=worker)
         advance(world.paths, world.holder())
-        [job] = world.scheduler.jobs.values()
+        job, _ = world.scheduler.jobs.values()
         assert (job.submission.tasks, job.submission.throttle) == (tasks, 2)
 
 

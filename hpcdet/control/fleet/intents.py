@@ -7,6 +7,7 @@ submission happens once, at whatever point the submitting process died.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,10 @@ seldom; otherwise its polling interval."""
 
 class Later(Exception):
     """The scheduler accepts no more jobs for now."""
+
+
+class Full(Later):
+    """A limit of jobs is met; there may be room for one of another kind."""
 
 
 def form(holder: Holder, number: int, script: Path, kind: str = "") -> Intent:
@@ -170,7 +175,7 @@ def _refused(holder: Holder, intent: Intent, refusal: Refusal) -> int:
         _give_up(holder, intent, refusal.message)
         return 0
     if refusal.kind in ("limit", "unavailable"):
-        raise Later(refusal.message)
+        raise later_for(refusal)
     refused = failed_submissions.refused(holder)  # what too few nodes lack is the cause, then
     cause = "".join(f"; {node} was left out: {why}" for node, why in sorted(refused.items()))
     _give_up(holder, intent, refusal.message)
@@ -195,8 +200,36 @@ def halt(holder: Holder, why: str, change: str = "") -> None:
     holder.actions.append(f"paused: {why}")
 
 
-def later(holder: Holder, why: str) -> None:
-    """Submit nothing for a while, as the scheduler refuses."""
+def later_for(refusal: Refusal) -> Later:
+    """Return what a refusal means that will pass."""
+    return Full(refusal.message) if refusal.kind == "limit" else Later(refusal.message)
+
+
+def rests(holder: Holder, kind: str = "") -> bool:
+    """True if the scheduler is not to be asked yet: at all, or to take a job of a kind."""
+    until = max(holder.pace.throttled_until, holder.pace.full_until.get(kind, 0.0))
+    return holder.hands.clock() < until
+
+
+def later(holder: Holder, why: str, kind: str = "") -> None:
+    """Submit nothing for a while, or nothing of a kind, as the scheduler refuses."""
     wait = min(_RETRY_S, max(1.0, holder.hands.site.limits.poll_min_s))
-    holder.pace.throttled_until = holder.hands.clock() + wait
+    until = holder.hands.clock() + wait
+    if kind:
+        holder.pace.full_until[kind] = until
+    else:
+        holder.pace.throttled_until = until
     holder.actions.append(f"scheduler asked again later: {why}")
+
+
+@contextlib.contextmanager
+def patience(holder: Holder, kind: str) -> Iterator[None]:
+    """Submit jobs of a kind as far as they are taken; the rest is for later."""
+    try:
+        yield
+    except Full as full:
+        later(holder, str(full), kind)
+    except Later as reason:
+        later(holder, str(reason))
+    except Unavailable as error:
+        later(holder, error.what)

@@ -31,23 +31,50 @@ def post(holder: Holder, seen: FleetView) -> None:
     """
     if not succession.after_end(holder.hands.site):
         return
-    if not holder.submits or holder.hold or holder.hands.clock() < holder.pace.throttled_until:
+    if not holder.submits or holder.hold or intents.rests(holder, "sentinel"):
         return
-    try:
-        known = [(i, one.job) for i, one in holder.watch.files.submissions() if one.job]
-        jobs = {intent.number: job for intent, job in known if intent.number not in seen.over}
-        if not holder.hands.scheduler.capabilities().arrays and jobs:
-            if holder.hands.site.capabilities.nobody_submits:  # behind all chains of spare jobs
-                queued = [one for one, _ in known if one.is_spare and one.number in jobs]
-                inner = {job for one in queued for job in one.behind}
-                ends = [job for job in jobs.values() if job not in inner]
-                jobs = {max(jobs): ":".join(ends)}
-            else:
-                jobs = dict([*jobs.items()][:1])  # as long as one lives, it sees to the others
-        for number, job in jobs.items():
-            _post(holder, number, job)
-    except Unavailable as error:
-        intents.later(holder, error.what)
+    with intents.patience(holder, "sentinel"):
+        for number, jobs in _due(holder, seen).items():
+            _post(holder, number, jobs)
+
+
+def places(holder: Holder, seen: FleetView) -> int:
+    """Return how many places of the queue are for sentinels, with that of the next submission."""
+    if not succession.after_end(holder.hands.site):
+        return 0
+    live = _live(holder, seen)
+    if holder.hands.scheduler.capabilities().arrays:
+        return len(live) + 1
+    return 1 + sum(Intent.read(holder.paths.sentinel(number)) is not None for number in live)
+
+
+def _live(holder: Holder, seen: FleetView) -> dict[int, str]:
+    """Return the jobs of which tasks may live, by their submission."""
+    known = holder.watch.files.submissions()
+    return {i.number: one.job for i, one in known if one.job and i.number not in seen.over}
+
+
+def _due(holder: Holder, seen: FleetView) -> dict[int, str]:
+    """Return the submissions to post a sentinel for, and the jobs that each is to wait for."""
+    jobs = _live(holder, seen)
+    if holder.hands.scheduler.capabilities().arrays:
+        return jobs
+    if not holder.hands.site.capabilities.nobody_submits:
+        return dict([*jobs.items()][:1])  # as long as one lives, it sees to the others
+    # one behind the ends of all chains of spare jobs
+    spares = (i for i, _ in holder.watch.files.submissions() if i.is_spare and i.number in jobs)
+    inner = {job for spare in spares for job in spare.behind}
+    ends = {number: job for number, job in jobs.items() if job not in inner}
+    if all(("watched", job) in holder.written for job in ends.values()):
+        return {}
+    for number in holder.paths.submissions():
+        small = Intent.read(holder.paths.sentinel(number))
+        if small is not None and Submitted.read(holder.paths.sentinel_submitted(number)) is None:
+            return {number: small.watches}
+        for job in small.watches.split(":") if small is not None else ():
+            holder.written["watched", job] = True
+    new = [number for number, job in ends.items() if ("watched", job) not in holder.written]
+    return {max(new): ":".join(ends.values())} if new else {}
 
 
 def dismiss(holder: Holder) -> None:
@@ -100,7 +127,7 @@ def _submit(holder: Holder, intent: Intent) -> Submitted:
         return Submitted(intents.send(holder, intent), scheduler.name, at=files.now())
     except SubmissionRefused as refused:
         if refused.refusal.kind != "invalid":
-            raise Unavailable(refused.refusal.message) from None
+            raise intents.later_for(refused.refusal) from None
         why = refused.refusal.message
     except Unavailable:
         raise

@@ -8,10 +8,9 @@ them, whoever has begun them.
 
 from __future__ import annotations
 
-from hpcdet.control.fleet import capacity, intents
+from hpcdet.control.fleet import capacity, intents, sentinel_jobs
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
-from hpcdet.errors import Unavailable
 from hpcdet.store.folder.records import Intent, Submitted
 
 
@@ -31,23 +30,19 @@ def chain(holder: Holder, seen: FleetView) -> None:
     """
     if not are_chained(holder) or holder.hold or holder.decided.jobs.halted:
         return
-    if holder.hands.clock() < holder.pace.throttled_until and not holder.pace.full_since:
-        return  # a limit of running jobs keeps no spare one from the queue
+    if intents.rests(holder):
+        return
     chains = _chains(holder, seen.over)
     if not holder.submits:
-        holder.unmet |= _missing(holder, chains, seen.over) > 0
+        holder.unmet |= _missing(holder, chains, seen) > 0
         return
-    try:
+    with intents.patience(holder, "spare"):
         for intent in (one for one in intents.of_unknown_jobs(holder) if one.is_spare):
             _settle(holder, intent, chains, fresh=False)
-        for _ in range(_missing(holder, chains, seen.over)):
+        for _ in range(_missing(holder, chains, seen)):
             new = intents.of_workers(holder, spares=1, behind=min(chains, key=len)[-1:])
             if new is None or not _settle(holder, new, chains, fresh=True):
                 return
-    except intents.Later as reason:
-        intents.later(holder, str(reason))
-    except Unavailable as error:
-        intents.later(holder, error.what)
 
 
 def _chains(holder: Holder, over: set[int]) -> list[list[str]]:
@@ -80,18 +75,19 @@ def _lengthen(chains: list[list[str]], intent: Intent, job: str) -> None:
         one.append(job)
 
 
-def _missing(holder: Holder, chains: list[list[str]], over: set[int]) -> int:
+def _missing(holder: Holder, chains: list[list[str]], seen: FleetView) -> int:
     """Return how many spare jobs are missing, and have room in the queue."""
     site, able = holder.hands.site, holder.hands.scheduler.capabilities()
-    live = {intent.number for intent, one in holder.watch.files.submissions() if one.job} - over
+    live = {intent.number for intent, one in holder.watch.files.submissions() if one.job}
     there = sum(len(one) - 1 for one in chains)
     missing = capacity.spares(holder.resolved, site, len(chains)) - there if chains else 0
+    small = sentinel_jobs.places(holder, seen)
     room = [
-        most - len(live) - 1
+        most - len(live - seen.over) - small
         for most in (site.limits.max_submit, able.max_submit)
         if most is not None
     ]
-    return min([missing, *room])  # one is the small job
+    return min([missing, *room])
 
 
 def _settle(holder: Holder, intent: Intent, chains: list[list[str]], *, fresh: bool) -> bool:

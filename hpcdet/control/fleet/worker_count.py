@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -12,6 +13,7 @@ from hpcdet.control.fleet import (
     intents,
     resized_workers,
     running_limits,
+    sentinel_jobs,
     spare_jobs,
 )
 from hpcdet.control.fleet.running_limits import Room
@@ -19,7 +21,7 @@ from hpcdet.control.leader import retry_rules
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView, TaskPlace
 from hpcdet.errors import Unavailable
-from hpcdet.jobs.script import lanes, succession
+from hpcdet.jobs.script import lanes
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import (
     Prunes,
@@ -47,45 +49,47 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
     except Unavailable as error:
         # what there is goes on as it was allowed to
         running_limits.tell(holder, max(0, wanted - live), f"{error.where}: {error.what}")
-        intents.later(holder, error.what)
+        intents.later(holder, error.what, "worker")
         holder.unmet = not holder.submits and live < wanted
         return
     _throttle(holder, seen, wanted, room)
-    if not holder.submits:
+    if holder.submits:
+        _submit(holder, seen, wanted, room)
+    else:
         holder.unmet = live < wanted
-        return
+
+
+def _submit(holder: Holder, seen: FleetView, wanted: int, room: Room | None) -> None:
+    """Submit the workers that are missing, as far as they are taken.
+
+    A place in the queue is first for what belongs behind the workers that live. A new holder
+    completes chains of single jobs later: it may have to find a worker of theirs first.
+    """
     queued = capacity.queued_spares(holder, seen)
-    live -= queued
-    pending = [
-        one
-        for one in intents.of_unknown_jobs(holder)
-        if not (one.is_spare and spare_jobs.are_chained(holder))
-    ]
+    live, chained = len(seen.live) - queued, spare_jobs.are_chained(holder)
+    pending = [one for one in intents.of_unknown_jobs(holder) if not (one.is_spare and chained)]
     if not pending and live >= wanted:
         return
-    if holder.hands.clock() < holder.pace.throttled_until or holder.decided.jobs.halted:
+    if holder.pace.full_until or not chained:
+        spare_jobs.chain(holder, seen)
+        sentinel_jobs.post(holder, seen)
+    if intents.rests(holder, "worker") or holder.decided.jobs.halted:
         if room is not None and room.tasks <= live < wanted:
             running_limits.tell(holder, wanted - live, room.why)
         return
     if live < wanted and (why := failed_submissions.why(holder, seen)):
         intents.halt(holder, why)
         return
-    try:
+    with intents.patience(holder, "worker"):
         for intent in pending:
             live += intents.settle(holder, intent, wanted - live, fresh=False)
         exclude = _excluded(holder) if live < wanted else []
         while live < wanted:
-            new = _intend(holder, live, wanted - live, room, exclude, queued)
+            free = _free(holder, seen, live + queued)
+            new = _intend(holder, live, wanted - live, room, exclude, free)
             if new is None:
                 return
             live += intents.settle(holder, new, wanted - live, fresh=True)
-    except Unavailable as error:
-        intents.later(holder, error.what)
-    except _Full as reason:
-        running_limits.tell(holder, wanted - live, str(reason))
-        intents.later(holder, f"as many jobs run or wait as it may have by {reason}")
-    except intents.Later as reason:
-        intents.later(holder, str(reason))
 
 
 def cancel_all(holder: Holder, places: list[TaskPlace]) -> None:
@@ -135,10 +139,6 @@ def prune(holder: Holder, seen: FleetView) -> None:
             holder.actions.append(f"cancel tasks of job {job} that wait")
     except Unavailable as error:
         intents.later(holder, error.what)
-
-
-class _Full(Exception):
-    """The site's limit of running jobs is reached."""
 
 
 def cancel_surplus(holder: Holder, places: Iterable[TaskPlace], surplus: int) -> None:
@@ -209,27 +209,34 @@ def _throttle_job(holder: Holder, intent: Intent, job: str, running: int) -> Non
     holder.actions.append(f"job {job}: at most {units.counted(running, 'task')} at once")
 
 
+def _free(holder: Holder, seen: FleetView, live: int) -> float:
+    """Return how many places of the queue are left for workers, by the limits that are known.
+
+    A single one goes to a worker, as without one there is nothing to watch.
+    """
+    limits = holder.hands.site.limits.max_submit, holder.hands.scheduler.capabilities().max_submit
+    known = [most for most in limits if most is not None]
+    if not known:
+        return math.inf
+    return max(min(known) - live - sentinel_jobs.places(holder, seen), 0 if live else 1)
+
+
 def _intend(
-    holder: Holder, live: int, missing: int, room: Room | None, exclude: list[str], queued: int
+    holder: Holder, live: int, missing: int, room: Room | None, exclude: list[str], free: float
 ) -> Intent | None:
     """Decide on a new submission, as wide as the scheduler accepts, and as the site allows."""
     limits, able = holder.hands.site.limits, holder.hands.scheduler.capabilities()
     spared = capacity.spares(holder.resolved, holder.hands.site, missing)
     width = min(missing + spared, holder.pace.width, limits.max_array, able.max_array_tasks)
-    for most in (limits.max_submit, able.max_submit):
-        if most is not None:
-            free = most - live - queued
-            behind = free > 1 and bool(spared or succession.after_end(holder.hands.site))
-            width = min(width, free - behind)  # one is the small job behind the array
-    if not able.arrays:
-        width = min(width, 1)
+    width = int(min(width, free, width if able.arrays else 1))
     if width < 1:
-        raise intents.Later("as many jobs are queued as the site allows")
+        raise intents.Full("as many jobs are queued as the site allows")
     at_once = capacity.at_once(holder.resolved, holder.resolved.lanes) or width
     if room is not None:
         at_once = min(at_once, room.tasks - live)
         if at_once < 1:
-            raise _Full(room.why)
+            running_limits.tell(holder, missing, room.why)
+            raise intents.Full(f"as many jobs run or wait as it may have by {room.why}")
     workers = min(missing, width)
     left = resized_workers.unfollowed(holder)
     return intents.of_workers(

@@ -134,6 +134,7 @@ class SchedulerPace:
 
     Attributes:
         throttled_until: it is not asked to take jobs before.
+        full_until: nor, as a limit is met, to take those of a kind, `worker` or `sentinel`.
         width: widest array that it has been seen to accept lately.
         charges_at: accounting is not asked before.
         unheeded_since: since when running trials are asked to leave.
@@ -145,6 +146,7 @@ class SchedulerPace:
     """
 
     throttled_until: float = 0.0
+    full_until: dict[str, float] = field(default_factory=dict)
     width: int = 1 << 30
     charges_at: float = 0.0
     unheeded_since: float | None = None

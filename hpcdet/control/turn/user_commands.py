@@ -64,7 +64,7 @@ def _obey(holder: Holder, seq: int, command: Command) -> None:
     why = f", refused: {refused}" if refused else ""
     holder.actions.append(f"obey command {seq}: {command.verb}{why}")
     if not refused and command.verb in ("resume", "retry"):
-        holder.pace.throttled_until = 0.0
+        holder.pace.throttled_until, holder.pace.full_until = 0.0, {}
         holder.pace.unheeded_since = None
         if again:
             holder.ask_again()
