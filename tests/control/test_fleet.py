@@ -103,6 +103,31 @@ def test_arrays_that_are_too_wide_are_halved_and_refused_only_where_there_are_no
     assert advance(none.paths, none.holder()).state == "PAUSED"
 
 
+def test_arrays_are_narrow_only_as_long_as_the_scheduler_takes_no_wider_ones(
+    tmp_path: Path,
+) -> None:
+    away = Refusal("unavailable", "Unable to contact slurm controller")
+    world = World.make(tmp_path, Waves(41, 41), searcher={"max_concurrent_trials": 1})
+    world.scheduler.refuse = lambda _: away
+    holder = world.holder()
+    advance(world.paths, holder)
+    world.scheduler.refuse = lambda _: None
+    later(world, holder, 1)
+    commands.ask(world.paths, "set", max_concurrent_trials=41)
+    later(world, holder, 1)
+    assert [job.submission.tasks for job in world.scheduler.jobs.values()] == [1, 40]
+
+    (tmp_path / "full").mkdir()
+    world = World.make(tmp_path / "full", Waves(40, 40), searcher={"max_concurrent_trials": 40})
+    full_at(world, 1)
+    holder = world.holder()
+    advance(world.paths, holder)
+    full_at(world, 100)
+    later(world, holder, 1)
+    widths = [job.submission.tasks for job in world.scheduler.jobs.values()]
+    assert widths == [1, 1, 2, 4, 8, 16, 8]
+
+
 def test_an_unavailable_scheduler_is_waited_for(tmp_path: Path) -> None:
     world = World.make(tmp_path)
     holder = world.holder()

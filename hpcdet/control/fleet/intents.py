@@ -125,8 +125,8 @@ def settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int:
     if not job:
         return intent.tasks
     holder.actions.append(f"submit {units.counted(intent.tasks, 'worker')} as job {job}")
-    if not fresh:
-        holder.pace.width = 2 * intent.tasks  # the scheduler takes jobs again
+    if intent.tasks >= holder.pace.width:
+        holder.pace.width = 2 * intent.tasks  # there is room again
     return _submitted(holder, intent, job)
 
 
@@ -168,6 +168,8 @@ def _submitted(holder: Holder, intent: Intent, job: str) -> int:
 def _refused(holder: Holder, intent: Intent, refusal: Refusal) -> int:
     if refusal.kind in ("limit", "width") and intent.tasks > 1:
         holder.pace.width = max(1, intent.tasks // 2)
+        if refusal.kind == "width":
+            holder.pace.widest = holder.pace.width
         _give_up(holder, intent, f"too wide for now: {refusal.message}")
         return 0
     if intent.is_spare and refusal.kind != "unavailable":

@@ -227,8 +227,8 @@ def _intend(
     """Decide on a new submission, as wide as the scheduler accepts, and as the site allows."""
     limits, able = holder.hands.site.limits, holder.hands.scheduler.capabilities()
     spared = capacity.spares(holder.resolved, holder.hands.site, missing)
-    width = min(missing + spared, holder.pace.width, limits.max_array, able.max_array_tasks)
-    width = int(min(width, free, width if able.arrays else 1))
+    taken = min(holder.pace.width, holder.pace.widest, able.max_array_tasks if able.arrays else 1)
+    width = int(min(missing + spared, taken, limits.max_array, free))
     if width < 1:
         raise intents.Full("as many jobs are queued as the site allows")
     at_once = capacity.at_once(holder.resolved, holder.resolved.lanes) or width

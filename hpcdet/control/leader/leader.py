@@ -135,7 +135,8 @@ class SchedulerPace:
     Attributes:
         throttled_until: it is not asked to take jobs before.
         full_until: nor, as a limit is met, to take those of a kind, `worker` or `sentinel`.
-        width: widest array that it has been seen to accept lately.
+        width: widest array that it is asked to take: a limit halves it, and one that is taken
+            doubles it; ``widest``: that it takes at all, as far as its refusals tell.
         charges_at: accounting is not asked before.
         unheeded_since: since when running trials are asked to leave.
         took: submissions of which a worker is known to have claimed a trial.
@@ -148,6 +149,7 @@ class SchedulerPace:
     throttled_until: float = 0.0
     full_until: dict[str, float] = field(default_factory=dict)
     width: int = 1 << 30
+    widest: int = 1 << 30
     charges_at: float = 0.0
     unheeded_since: float | None = None
     took: set[int] = field(default_factory=set)
