@@ -498,6 +498,22 @@ def test_the_last_job_of_a_chain_is_canceled_first(
     assert canceled == ["3", "2", "1"]
 
 
+def test_a_cancel_that_is_not_carried_out_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a server that was restarted: not in each turn, as a job may take a while to end."""
+    world = World.make(tmp_path, Waves(1, 1))
+    holder = world.holder()
+    advance(world.paths, holder)
+    canceled: list[str] = []
+    monkeypatch.setattr(world.scheduler, "cancel", canceled.append)
+    commands.ask(world.paths, "pause")
+    later(world, holder, 4)
+    assert canceled == ["1"]
+    later(world, holder, 4)
+    assert canceled == ["1", "1"]
+
+
 def test_the_end_takes_only_sentinels_that_wait_out_of_the_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -200,6 +201,35 @@ def halt(holder: Holder, why: str, change: str = "") -> None:
     """
     holder.record("state", state="PAUSED", why=why, by="scheduler", change=change)
     holder.actions.append(f"paused: {why}")
+
+
+def cancel(holder: Holder, job: str, *index: int) -> bool:
+    """Cancel a job, or one of its tasks; False if that was asked for lately.
+
+    Raises:
+        Fenced: the term is over.
+    """
+    if lately(holder, "cancel", job, *index):
+        return False
+    holder.fence()
+    holder.hands.scheduler.cancel(job, *index)
+    note(holder, "cancel", job, *index)
+    return True
+
+
+def lately(holder: Holder, *request: object) -> bool:
+    """True if a request was noted so lately that the scheduler may still be at it.
+
+    One that it has taken and does not carry out is made again.
+    """
+    limits = holder.hands.site.limits
+    at: float = holder.written.get(request, -math.inf)
+    return holder.hands.clock() < at + limits.kill_wait_s + max(_RETRY_S, 2 * limits.poll_min_s)
+
+
+def note(holder: Holder, *request: object) -> None:
+    """Note that the scheduler has taken a request."""
+    holder.written[request] = holder.hands.clock()
 
 
 def later_for(refusal: Refusal) -> Later:

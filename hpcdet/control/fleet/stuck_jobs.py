@@ -79,7 +79,8 @@ def mend(holder: Holder, seen: FleetView) -> None:
     try:
         for row in stuck:
             key = ("stuck", row.job, row.index, row.restarts)
-            if key in holder.written or row.job not in numbers or _is_held(holder.decided, row.job):
+            held = row.job not in numbers or _is_held(holder.decided, row.job)
+            if held or intents.lately(holder, *key):
                 continue
             if row.wait.kind == "launch":
                 _launch_failed(holder, row, numbers[row.job])
@@ -88,7 +89,7 @@ def mend(holder: Holder, seen: FleetView) -> None:
                 _cancel(holder.hands.scheduler, row)
                 why = f"job {row.job} cannot start ({row.reason}): {row.wait.repair}"
                 intents.halt(holder, why, row.wait.change)
-            holder.written[key] = True
+            intents.note(holder, *key)
     except Unavailable as error:
         intents.later(holder, error.what)
 

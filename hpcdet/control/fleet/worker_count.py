@@ -100,16 +100,12 @@ def cancel_all(holder: Holder, places: list[TaskPlace]) -> None:
     """
     try:
         for job in dict.fromkeys(place.job for place in reversed(places) if place.job):
-            key: tuple[object, ...] = ("cancel", job)
-            if key in holder.written:
-                continue
             if host := holder.watch.scheduler.elsewhere(job):
-                holder.actions.append(f"job {job} can only be canceled on {host}")
-            else:
-                holder.fence()
-                holder.hands.scheduler.cancel(job)
+                if ("elsewhere", job) not in holder.written:
+                    holder.actions.append(f"job {job} can only be canceled on {host}")
+                    holder.written["elsewhere", job] = True
+            elif intents.cancel(holder, job):
                 holder.actions.append(f"cancel job {job}")
-            holder.written[key] = True
     except Unavailable as error:
         intents.later(holder, error.what)
 
@@ -126,16 +122,16 @@ def prune(holder: Holder, seen: FleetView) -> None:
     waiting = [place for place in waiting if not holder.watch.scheduler.elsewhere(place.job)]
     try:
         for job in dict.fromkeys(place.job for place in waiting):
-            if ("prune", job) in holder.written:
+            if intents.lately(holder, "prune", job):
                 continue
-            holder.fence()
             if isinstance(scheduler, Prunes):
+                holder.fence()
                 scheduler.prune(job)
             else:
                 for place in waiting:
                     if place.job == job:
-                        scheduler.cancel(job, place.index)
-            holder.written["prune", job] = True
+                        intents.cancel(holder, job, place.index)
+            intents.note(holder, "prune", job)
             holder.actions.append(f"cancel tasks of job {job} that wait")
     except Unavailable as error:
         intents.later(holder, error.what)
@@ -151,11 +147,7 @@ def cancel_surplus(holder: Holder, places: Iterable[TaskPlace], surplus: int) ->
     names = opening.of(holder.hands.site).names
     try:
         for place in waiting[::-1][:surplus]:
-            key = ("cancel", place.job, place.index)
-            if place.said is TaskState.PENDING and key not in holder.written:
-                holder.fence()
-                holder.hands.scheduler.cancel(place.job, place.index)
-                holder.written[key] = True
+            if place.said is TaskState.PENDING and intents.cancel(holder, place.job, place.index):
                 holder.actions.append(
                     f"cancel task {names.task_id(place.job, place.index)}: not needed any more"
                 )
