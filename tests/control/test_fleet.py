@@ -582,6 +582,19 @@ def full_at(world: World, most: int) -> None:
     world.scheduler.refuse = refuse
 
 
+def test_a_sentinel_that_a_newer_term_does_not_count_on_is_canceled(tmp_path: Path) -> None:
+    site = {"scheduler": "slurm", "capabilities": SUCCESSOR}
+    world = World.make(tmp_path, Waves(1, 1), site)
+
+    def another_settles_it() -> None:
+        if "2" in world.scheduler.jobs:
+            Submitted("77", "paper", at=files.now()).write_once(world.paths.sentinel_submitted(1))
+
+    world.scheduler.effect = another_settles_it
+    advance(world.paths, world.holder())
+    assert world.scheduler.live == [("1", 0)]
+
+
 def test_the_next_place_in_a_full_queue_is_the_sentinels(tmp_path: Path) -> None:
     site = {"scheduler": "slurm", "capabilities": SUCCESSOR}
     world = World.make(tmp_path, Waves(8, 8), site, searcher={"max_concurrent_trials": 8})

@@ -156,14 +156,17 @@ def _host(scheduler: Scheduler) -> str:
 
 def _submitted(holder: Holder, intent: Intent, job: str) -> int:
     record = Submitted(job, holder.hands.scheduler.name, at=files.now())
-    path = holder.paths.submitted(intent.number)
-    if not record.write_once(path):
-        there = Submitted.read(path)
-        if there is not None and there.job != job:
-            # a holder of a newer term has settled this intent in another way
-            holder.hands.scheduler.cancel(job)
+    keep(holder, record, holder.paths.submitted(intent.number))
     holder.sent += intent.tasks
     return intent.tasks
+
+
+def keep(holder: Holder, record: Submitted, path: Path) -> None:
+    """Write an intent's result; cancel its job if a newer term has settled it in another way."""
+    if not record.write_once(path):
+        there = Submitted.read(path)
+        if record.job and there is not None and there.job != record.job:
+            holder.hands.scheduler.cancel(record.job)
 
 
 def _refused(holder: Holder, intent: Intent, refusal: Refusal) -> int:

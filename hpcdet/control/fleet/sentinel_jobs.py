@@ -115,7 +115,7 @@ def _post(holder: Holder, number: int, job: str) -> None:
             found = lost_submissions.find(scheduler, intent.name, intent.tag, script)
         record = Submitted(found, scheduler.name, at=files.now()) if found else None
         record = record or _submit(holder, intent)
-        record.write_once(done)
+        intents.keep(holder, record, done)
         holder.actions.append(f"sentinel of job {job}: job {record.job or record.error}")
     holder.written["sentinel", number] = True
 
