@@ -452,6 +452,24 @@ def test_a_person_waits_for_the_turn_of_each_spare_job_and_of_the_small_one(
     assert [*world.scheduler.jobs] == ["1", "2", "3", "4"]
 
 
+def test_who_has_lost_the_term_while_it_waits_for_its_turn_submits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World.make(tmp_path, site={"limits": {"submit_per_min": 3}})
+    turns, other = iter([90.0, 0.0]), world.holder()
+    first = world.holder("command")
+
+    def sleep(seconds: float) -> None:
+        world.clock.now += seconds
+        first.lease.release()  # as after its time
+        assert other.begin()
+
+    monkeypatch.setattr(submission_rate, "take", lambda _: next(turns))
+    monkeypatch.setattr(submission_rate.time, "sleep", sleep)
+    assert not advance(world.paths, first).held
+    assert not world.scheduler.jobs
+
+
 def test_spare_jobs_that_wait_are_no_workers_for_more_trials(tmp_path: Path) -> None:
     world = single_jobs(tmp_path, 3, 1, 2)
     holder = world.holder()

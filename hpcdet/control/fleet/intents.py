@@ -135,7 +135,8 @@ def send(holder: Holder, intent: Intent) -> str:
     """Render an intent's script and submit it; returns the job's id, "" if a person submits it.
 
     Raises:
-        SubmissionRefused: as ``submission_rate.submit``.
+        SubmissionRefused: as ``Scheduler.submit``, or ``submission_rate.wait``.
+        Fenced: the term has ended meanwhile.
         HpcdetError: the script cannot be rendered.
     """
     hands = holder.hands
@@ -143,10 +144,14 @@ def send(holder: Holder, intent: Intent) -> str:
     submission = hands.build(holder.paths, intent, resolved, hands.site)
     if intent.hold:
         return ""
-    holder.fence()
     per_min = hands.site.limits.submit_per_min
-    patience_s = _PATIENCE_S if holder.kind in _PATIENT else 0.0
-    return submission_rate.submit(hands.scheduler, submission, per_min, patience_s)
+    if holder.kind in _PATIENT:
+        with holder.lease.kept(_PATIENCE_S):
+            submission_rate.wait(per_min, _PATIENCE_S)
+    else:
+        submission_rate.wait(per_min)
+    holder.fence()
+    return hands.scheduler.submit(submission)
 
 
 def _host(scheduler: Scheduler) -> str:

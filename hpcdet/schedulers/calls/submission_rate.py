@@ -25,13 +25,23 @@ def submit(
 ) -> str:
     """Submit a job once its turn has come; returns its id.
 
+    Raises:
+        SubmissionRefused: as ``Scheduler.submit``, or ``wait``.
+    """
+    wait(per_min, patience_s)
+    return scheduler.submit(submission)
+
+
+def wait(per_min: float | None, patience_s: float = 0.0) -> None:
+    """Wait for the turn to submit a job, and take it.
+
     Args:
         per_min: submissions that a user may make in a minute; None: any number.
-        patience_s: seconds to wait for the turn.
+        patience_s: seconds to wait at most.
 
     Raises:
-        SubmissionRefused: as ``Scheduler.submit``; ``unavailable`` if its turn does not come in
-            time, or submissions cannot be counted.
+        SubmissionRefused: ``unavailable``, if the turn does not come in time, or submissions
+            cannot be counted.
     """
     if per_min is not None:
         limit = time.monotonic() + patience_s
@@ -42,7 +52,6 @@ def submit(
                 )
                 raise SubmissionRefused(Refusal("unavailable", what))
             time.sleep(wait_s)
-    return scheduler.submit(submission)
 
 
 def _taken(per_min: float) -> float:
