@@ -12,8 +12,12 @@ import pytest
 from hpcdet.control.fleet import spare_jobs
 from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
+from hpcdet.read.experiment import gather, states
+from hpcdet.read.explanation import findings
 from hpcdet.schedulers.calls import submission_rate
 from hpcdet.schedulers.common.base import Capabilities, Refusal, Submission, TaskState
+from hpcdet.site_files import load_site
+from hpcdet.store.config import resolved_config
 from hpcdet.store.decisions import lease
 from hpcdet.store.folder.records import (
     Intent,
@@ -611,6 +615,21 @@ def test_a_sentinel_that_a_newer_term_does_not_count_on_is_canceled(tmp_path: Pa
     world.scheduler.effect = another_settles_it
     advance(world.paths, world.holder())
     assert world.scheduler.live == [("1", 0)]
+
+
+def test_people_are_told_that_a_sentinel_was_refused(tmp_path: Path) -> None:
+    site = {"scheduler": "slurm", "capabilities": SUCCESSOR}
+    world = World.make(tmp_path, Waves(1, 1), site)
+    invalid = Refusal("invalid", "Invalid account or account/partition combination")
+    world.scheduler.refuse = lambda asked: invalid if "sentinel" in asked.name else None
+    files.write_once(world.paths.site, load_site.dump(world.site))
+    files.write_once(world.paths.config, resolved_config.dump(world.resolved.raw))
+    advance(world.paths, world.holder())
+    told = states.health(gather.gather(world.paths))
+    assert told["health"] == "queued" and invalid.message in told["why"]
+    said = findings.explain(gather.gather(world.paths))
+    [found] = [one for one in said if invalid.message in one.evidence]
+    assert found.finding == states.UNWATCHED and found.next.startswith("hpcdet searcher")
 
 
 def test_the_next_place_in_a_full_queue_is_the_sentinels(tmp_path: Path) -> None:

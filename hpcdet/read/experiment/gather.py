@@ -354,6 +354,14 @@ class Gathered:
         return Stuck.read(self.paths.stuck(submitted[-1])) if submitted else None
 
     @cached_property
+    def unwatched(self) -> str:
+        """Why the scheduler refused the newest sentinel; "" if there is one, or none is needed."""
+        numbers = (job.number for job in reversed(self.jobs) if job.submitted)
+        posted = (Submitted.read(self.paths.sentinel_submitted(number)) for number in numbers)
+        newest = next(filter(None, posted), None)
+        return newest.error if newest is not None else ""
+
+    @cached_property
     def workers(self) -> list[GatheredWorker]:
         return [
             GatheredWorker(

@@ -19,6 +19,7 @@ ENDED: frozenset[str] = frozenset({"COMPLETED", "STOPPED", "CANCELED", "ERROR"})
 
 FRESH_S = 120.0
 """Who gave no sign of life for so long is not counted as alive (beats come every 15 s)."""
+UNWATCHED = "no job watches the end of the workers: the small one behind them was refused"
 
 
 def trial_state(trial: GatheredTrial, over: str = "") -> TrialState:
@@ -97,6 +98,19 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     ``stalled``: no process is left that could go on. ``last_turn_s`` is the age in seconds of the
     last sign of a holder of the lease, None if there never was one.
     """
+    found = _health(gathered, now)
+    if found["health"] in ("ok", "queued") and gathered.unwatched and unended(gathered):
+        said = f"{UNWATCHED}: {gathered.unwatched}"
+        found["why"] = "; ".join(filter(None, (found["why"], said)))
+    return found
+
+
+def unended(gathered: Gathered) -> bool:
+    """True if the experiment is open and not paused: somebody has to go on with it."""
+    return experiment_state(gathered)[0] not in {*ENDED, "PAUSED"}
+
+
+def _health(gathered: Gathered, now: float | None) -> dict[str, Any]:
     now = time.time() if now is None else now
     last = _last_turn(gathered, now)
     age = None if last is None else round(last, 1)

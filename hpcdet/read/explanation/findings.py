@@ -173,6 +173,9 @@ def _queue(gathered: Gathered, item: StatusView, words: Commands) -> Iterator[Fi
             hint = words.by_hand(job.script)
             prepared = "the experiment is prepared and waits to be submitted by hand"
             yield finding("pending", name, prepared, hint)
+    if gathered.unwatched and states.unended(gathered):
+        hint = f"hpcdet searcher {words.may_decide()} {command}"  # a process that goes on
+        yield finding("pending", name, states.UNWATCHED, hint, [gathered.unwatched])
     if item.health == "queued":
         waiting = states.waiting_jobs(gathered)
         hint = words.look(waiting) or f"hpcdet resume {command}"
