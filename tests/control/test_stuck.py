@@ -188,6 +188,24 @@ def test_a_task_that_its_user_cancels_before_its_worker_is_up_was_launched(tmp_p
     assert intent is not None and intent.exclude == [] and not holder.decided.jobs.unlaunched
 
 
+def test_what_a_former_term_has_canceled_has_not_failed_to_launch(tmp_path: Path) -> None:
+    """It had begun meanwhile, and its worker was not up yet."""
+    world = make(tmp_path, searcher={"max_trials": 2, "max_concurrent_trials": 2})
+    world.method = Waves(count=2, width=2)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    play.finish(play.claim(worker := play.start("1", 0)))
+    world.scheduler.granted["1_1"] = ("n1",)
+    turns(world, holder, 1)
+    play.claim(worker)
+    turns(world, holder, 1)
+    assert world.scheduler.live == [("1", 0)], "one is enough for what is left"
+    holder.close()
+    holder = world.holder()
+    turns(world, holder, 3)
+    assert not holder.decided.jobs.unlaunched
+
+
 def test_all_nodes_of_a_submission_whose_launches_fail_are_avoided(tmp_path: Path) -> None:
     world = make(tmp_path, searcher={"max_trials": 3, "max_concurrent_trials": 3})
     world.method = Waves(count=3, width=3)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hpcdet import units
 from hpcdet.control.fleet import failed_submissions
+from hpcdet.control.leader.decided_parts import ALL
 from hpcdet.control.leader.leader import Holder
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.schedulers.calls import lost_submissions, submission_rate
@@ -214,11 +215,16 @@ def halt(holder: Holder, why: str, change: str = "") -> None:
 def cancel(holder: Holder, job: str, *index: int) -> bool:
     """Cancel a job, or one of its tasks; False if that was asked for lately.
 
+    It is recorded: later terms have to tell it from a launch that failed.
+
     Raises:
         Fenced: the term is over.
     """
     if lately(holder, "cancel", job, *index):
         return False
+    task = index[0] if index else ALL
+    if task not in holder.decided.jobs.cancels.get(job, ()):
+        holder.log.note("canceled", job=job, task=task)
     holder.fence()
     holder.hands.scheduler.cancel(job, *index)
     note(holder, "cancel", job, *index)

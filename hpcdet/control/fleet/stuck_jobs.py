@@ -11,6 +11,7 @@ from collections import Counter
 from datetime import datetime
 
 from hpcdet.control.fleet import intents
+from hpcdet.control.leader.decided_parts import ALL
 from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
@@ -58,8 +59,7 @@ def note_unlaunched(holder: Holder, seen: FleetView) -> None:
     for place in seen.places:
         if place.phase != "over" or place.submission <= holder.decided.user.resumed_after:
             continue
-        by_us = ("cancel", place.job), ("cancel", place.job, place.index)
-        if any(key in holder.written for key in by_us):
+        if not {ALL, place.index}.isdisjoint(holder.decided.jobs.cancels.get(place.job, ())):
             continue
         row = holder.watch.scheduler.row(place.job, place.index)
         if row is None or row.state is not TaskState.CANCELED or not row.nodes or row.exit_code:

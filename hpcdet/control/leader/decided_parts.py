@@ -122,6 +122,10 @@ class UserPart(StateRecord):
     resumed_after: int = 0
 
 
+ALL = -1
+"""In ``JobsPart.cancels``: all tasks of a job."""
+
+
 @dataclass
 class JobsPart(StateRecord):
     """The decisions on jobs.
@@ -133,6 +137,7 @@ class JobsPart(StateRecord):
         submissions: the number of the last one of the experiment that this is a fork of.
         unlaunched: the last tasks that the scheduler could not launch, and canceled or holds
             (``submission``, ``run``, ``nodes``, ``why``).
+        cancels: the tasks of jobs that were canceled; ``ALL`` stands for the job.
     """
 
     halted: str = ""
@@ -140,3 +145,4 @@ class JobsPart(StateRecord):
     holds: dict[str, bool] = field(default_factory=dict)
     submissions: int = 0
     unlaunched: list[dict[str, Any]] = field(default_factory=list)
+    cancels: dict[str, list[int]] = field(default_factory=dict)

@@ -325,6 +325,9 @@ class Decided(codec.StateRecord):
     def _take_throttle(self, line: Line) -> None:
         self.jobs.throttles[line["job"]] = line["running"]
 
+    def _take_canceled(self, line: Line) -> None:
+        self.jobs.cancels.setdefault(line["job"], []).append(line["task"])
+
 
 _HANDLERS: dict[str, Callable[[Decided, Line], None]] = {
     "event": Decided._take_event,
@@ -340,4 +343,5 @@ _HANDLERS: dict[str, Callable[[Decided, Line], None]] = {
     "state": Decided._take_state,
     "notify": Decided._take_notify,
     "throttle": Decided._take_throttle,
+    "canceled": Decided._take_canceled,
 }
