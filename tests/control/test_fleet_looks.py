@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from hpcdet.control.fleet import failed_submissions
 from hpcdet.control.leader.lost_workers import FleetView, Watch
 from hpcdet.control.turn.controller import advance
 from hpcdet.schedulers.common.base import TaskState
-from hpcdet.store.folder.records import Final, WorkerEnd
+from hpcdet.store.folder.records import Claim, Final, WorkerEnd
 from hpcdet.store.fs import files
+from tests.control.worlds import later
 from tests.paper import Waves, World
 
 
@@ -91,3 +93,35 @@ def test_a_look_that_is_kept_is_what_a_new_one_finds(tmp_path: Path, requeue: An
             fleet.bury(seen)
             world.clock.now += 7
     assert kept > 40
+
+
+def test_claims_are_read_once_however_many_submissions_took_no_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World.make(tmp_path, Waves(count=4, width=1), searcher={"max_concurrent_trials": 1})
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    worker = play.start("1")
+    for _ in range(3):
+        play.finish(play.claim(worker))
+        advance(world.paths, holder)
+    read: list[Path] = []
+    monkeypatch.setattr(failed_submissions, "Claim", Counted(read))
+    play.leave(worker, "spent")
+    later(world, holder)
+    for job in ("2", "3", "4"):
+        play.vanish(play.start(job), TaskState.FAILED)
+        later(world, holder, 3)
+    assert [*world.scheduler.jobs] == ["1", "2", "3", "4", "5"]
+    assert len(read) == len({*read}) == 3
+
+
+class Counted:
+    """Reads claims, and keeps the paths."""
+
+    def __init__(self, found: list[Path]) -> None:
+        self.found = found
+
+    def read(self, path: Path) -> Claim | None:
+        self.found.append(path)
+        return Claim.read(path)

@@ -36,10 +36,11 @@ own (``retry_rules.BUDGETS``)."""
 
 def why(holder: Holder, seen: FleetView) -> str:
     """Return why submissions must stop until the user resumes the experiment; "" to go on."""
+    took = _Took(holder)
     return (
         _refusals(holder)
-        or _launches(holder)
-        or _workers(holder, seen)
+        or _launches(holder, took)
+        or _workers(holder, seen, took)
         or _deaths_in_a_row(holder, seen)
     )
 
@@ -99,15 +100,11 @@ def _is_of_node(why: str) -> bool:
     return f"{NODE_REFUSED}: " in why
 
 
-def _launches(holder: Holder) -> str:
+def _launches(holder: Holder, took: _Took) -> str:
     why = {one["submission"]: one["why"] for one in holder.decided.jobs.unlaunched}
     row: list[int] = []
     for number in sorted(holder.paths.submissions(), reverse=True):
-        if (
-            number <= holder.decided.user.resumed_after
-            or number not in why
-            or _took(holder, number)
-        ):
+        if number <= holder.decided.user.resumed_after or number not in why or number in took:
             break
         row.append(number)
     if len(row) < LAUNCHES:
@@ -121,13 +118,13 @@ def _launches(holder: Holder) -> str:
     )
 
 
-def _workers(holder: Holder, seen: FleetView) -> str:
+def _workers(holder: Holder, seen: FleetView, took: _Took) -> str:
     count = 0
     for number, places in seen.newest_first:
         if number <= holder.decided.user.resumed_after:
             break
         if all(map(_came_to_nothing, places)):
-            if _took(holder, number):
+            if number in took:
                 break
             count += 1
         elif number in holder.pace.took:
@@ -140,17 +137,31 @@ def _workers(holder: Holder, seen: FleetView) -> str:
     )
 
 
-def _took(holder: Holder, submission: int) -> bool:
-    """True if a worker of a submission has ever claimed a trial."""
-    if submission not in holder.pace.took:
-        for number in holder.decided.trials.plans:
-            holder.stay()
-            holder.pace.took |= {
-                int(claim.worker.partition("-")[0])
-                for attempt in holder.paths.trial(number).attempts()
-                if (claim := Claim.read(attempt.claim)) is not None
-            }
-    return submission in holder.pace.took
+class _Took:
+    """The submissions of which a worker has ever claimed a trial."""
+
+    def __init__(self, holder: Holder) -> None:
+        self._holder = holder
+        self._began = {submission for submission, _ in holder.watch.files.newest}
+        self._is_read = False
+
+    def __contains__(self, submission: int) -> bool:
+        known = self._holder.pace.took
+        if submission in self._began and submission not in known and not self._is_read:
+            self._is_read = True
+            self._read()
+        return submission in known
+
+    def _read(self) -> None:
+        """Read the claims that are new; there may be many trials."""
+        pace = self._holder.pace
+        for number in self._holder.decided.trials.plans:
+            self._holder.stay()
+            for attempt in self._holder.paths.trial(number).attempts():
+                key = (number, attempt.number)
+                if key not in pace.claims and (claim := Claim.read(attempt.claim)) is not None:
+                    pace.claims.add(key)
+                    pace.took.add(int(claim.worker.partition("-")[0]))
 
 
 def _came_to_nothing(place: TaskPlace) -> bool:

@@ -7,7 +7,7 @@ would get the others alone: it starts after that.
 from __future__ import annotations
 
 from hpcdet.control.leader.leader import Holder
-from hpcdet.store.folder.records import Intent, Submitted, WorkerClaim, WorkerEnd
+from hpcdet.store.folder.records import WorkerClaim, WorkerEnd
 
 
 def unfollowed(holder: Holder) -> list[str]:
@@ -26,7 +26,6 @@ def unfollowed(holder: Holder) -> list[str]:
 
 def _behind(holder: Holder, number: int) -> list[str]:
     """Return the tasks that a submission is behind; none if it was given up."""
-    intent = Intent.read(holder.paths.intent(number))
-    submitted = Submitted.read(holder.paths.submitted(number))
+    intent, submitted = holder.watch.files.submission(number)
     given_up = submitted is not None and not submitted.job
     return [] if intent is None or given_up else intent.behind

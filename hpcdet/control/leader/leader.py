@@ -139,7 +139,8 @@ class SchedulerPace:
             doubles it; ``widest``: that it takes at all, as far as its refusals tell.
         charges_at: accounting is not asked before.
         unheeded_since: since when running trials are asked to leave.
-        took: submissions of which a worker is known to have claimed a trial.
+        took: submissions of which a worker is known to have claimed a trial; ``claims``: the
+            attempts, by trial and number, that this is known from.
         kept: jobs that may not begin for a limit of the site, and which.
         full_since: since when no more are submitted for such a limit; "": they are.
         stranded: experiments that could go on now by such a limit, and have no job to do so.
@@ -153,6 +154,7 @@ class SchedulerPace:
     charges_at: float = 0.0
     unheeded_since: float | None = None
     took: set[int] = field(default_factory=set)
+    claims: set[tuple[int, int]] = field(default_factory=set)
     kept: dict[str, str] = field(default_factory=dict)
     full_since: str = ""
     stranded: Sequence[Path] = ()
