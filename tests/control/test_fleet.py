@@ -12,6 +12,7 @@ import pytest
 from hpcdet.control.fleet import spare_jobs
 from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
+from hpcdet.errors import Unavailable
 from hpcdet.read.experiment import gather, states
 from hpcdet.read.explanation import findings
 from hpcdet.schedulers.calls import submission_rate
@@ -534,6 +535,27 @@ def test_a_cancel_that_is_not_carried_out_is_asked_for_again(
     assert canceled == ["1"]
     later(world, holder, 4)
     assert canceled == ["1", "1"]
+
+
+def test_a_hold_that_the_scheduler_cannot_take_waits_as_submissions_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World.make(tmp_path, Waves(1, 1))
+    holder, asked = world.holder(), list[str]()
+    advance(world.paths, holder)
+
+    def hold(job: str, on: bool) -> None:
+        asked.append(job)
+        raise Unavailable("Unable to contact slurm controller")
+
+    monkeypatch.setattr(world.scheduler, "hold", hold)
+    commands.ask(world.paths, "hold")
+    for _ in range(9):
+        world.clock.now += 1
+        advance(world.paths, holder)
+    assert asked == ["1"]
+    later(world, holder, 1)
+    assert asked == ["1", "1"]
 
 
 def test_the_end_takes_only_sentinels_that_wait_out_of_the_queue(

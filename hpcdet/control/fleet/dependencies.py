@@ -46,6 +46,8 @@ def tend(holder: Holder, seen: FleetView) -> None:
     Raises:
         Fenced: the term ended meanwhile.
     """
+    if holder.hands.clock() < holder.pace.full_until.get("hold", 0.0):
+        return  # submissions that are refused keep no job from being held
     decided, scheduler = holder.decided, holder.hands.scheduler
     jobs = {place.job: place.submission for place in seen.live if place.phase == "pending"}
     in_vain = {row.job for row in holder.watch.scheduler.waiting() if row.wait.kind == "in_vain"}
@@ -62,9 +64,7 @@ def tend(holder: Holder, seen: FleetView) -> None:
                 holder.record("held", job=job, on=held)
                 why = f" for {kept}" if kept else ""
                 holder.actions.append(f"{'hold' if held else 'release'} job {job}{why}")
-            if job in in_vain and not decided.jobs.halted:
-                holder.fence()
-                scheduler.cancel(job)
+            if job in in_vain and not decided.jobs.halted and intents.cancel(holder, job):
                 waited = ", ".join(intent.after or intent.behind)
                 if intent.behind and not intent.after:
                     # a server that forgets ended jobs takes any end of theirs for none
@@ -73,7 +73,7 @@ def tend(holder: Holder, seen: FleetView) -> None:
                 what = f"job {waited}" if waited else f"what job {job} depends on"
                 intents.halt(holder, f"{what} did not end well; it was to begin after that")
     except Unavailable as error:
-        holder.actions.append(f"scheduler asked again later: {error.what}")
+        intents.later(holder, error.what, "hold")
 
 
 def followers(paths: ExperimentPaths) -> Iterator[ExperimentPaths]:

@@ -252,7 +252,7 @@ def later_for(refusal: Refusal) -> Later:
 
 
 def rests(holder: Holder, kind: str = "") -> bool:
-    """True if the scheduler is not to be asked yet: at all, or to take a job of a kind."""
+    """True if the scheduler is not to be asked for jobs yet: of any kind, or of this one."""
     until = max(holder.pace.throttled_until, holder.pace.full_until.get(kind, 0.0))
     return holder.hands.clock() < until
 
@@ -269,8 +269,8 @@ def later(holder: Holder, why: str, kind: str = "") -> None:
 
 
 @contextlib.contextmanager
-def patience(holder: Holder, kind: str) -> Iterator[None]:
-    """Submit jobs of a kind as far as they are taken; the rest is for later."""
+def patience(holder: Holder, kind: str = "") -> Iterator[None]:
+    """Ask as much of the scheduler as it takes, of jobs of a kind; the rest is for later."""
     try:
         yield
     except Full as full:

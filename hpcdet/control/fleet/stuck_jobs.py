@@ -15,7 +15,6 @@ from hpcdet.control.leader.decided_parts import ALL
 from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
-from hpcdet.errors import Unavailable
 from hpcdet.schedulers import opening
 from hpcdet.schedulers.common.base import Prunes, Remembers, Scheduler, Task, TaskState, WaitKind
 from hpcdet.site import Site
@@ -76,7 +75,7 @@ def mend(holder: Holder, seen: FleetView) -> None:
     """
     stuck = holder.watch.stuck()
     numbers = {place.job: place.submission for place in seen.live} if stuck else {}
-    try:
+    with intents.patience(holder):
         for row in stuck:
             key = ("stuck", row.job, row.index, row.restarts)
             held = row.job not in numbers or _is_held(holder.decided, row.job)
@@ -90,8 +89,6 @@ def mend(holder: Holder, seen: FleetView) -> None:
                 why = f"job {row.job} cannot start ({row.reason}): {row.wait.repair}"
                 intents.halt(holder, why, row.wait.change)
             intents.note(holder, *key)
-    except Unavailable as error:
-        intents.later(holder, error.what)
 
 
 def _launch_failed(holder: Holder, row: Task, submission: int) -> None:

@@ -70,7 +70,7 @@ def _submit(holder: Holder, seen: FleetView, wanted: int, room: Room | None) -> 
     pending = [one for one in intents.of_unknown_jobs(holder) if not (one.is_spare and chained)]
     if not pending and live >= wanted:
         return
-    if holder.pace.full_until or not chained:
+    if "worker" in holder.pace.full_until or not chained:
         spare_jobs.chain(holder, seen)
         sentinel_jobs.post(holder, seen)
     if intents.rests(holder, "worker") or holder.decided.jobs.halted:
@@ -98,7 +98,7 @@ def cancel_all(holder: Holder, places: list[TaskPlace]) -> None:
     Raises:
         Fenced: the term ended meanwhile.
     """
-    try:
+    with intents.patience(holder):
         for job in dict.fromkeys(place.job for place in reversed(places) if place.job):
             if host := holder.watch.scheduler.elsewhere(job):
                 if ("elsewhere", job) not in holder.written:
@@ -106,8 +106,6 @@ def cancel_all(holder: Holder, places: list[TaskPlace]) -> None:
                     holder.written["elsewhere", job] = True
             elif intents.cancel(holder, job):
                 holder.actions.append(f"cancel job {job}")
-    except Unavailable as error:
-        intents.later(holder, error.what)
 
 
 def prune(holder: Holder, seen: FleetView) -> None:
@@ -120,7 +118,7 @@ def prune(holder: Holder, seen: FleetView) -> None:
     running = {place.job for place in seen.live if place.phase == "running"}
     waiting = [p for p in seen.live if p.phase == "pending" and p.job in running and p.job]
     waiting = [place for place in waiting if not holder.watch.scheduler.elsewhere(place.job)]
-    try:
+    with intents.patience(holder):
         for job in dict.fromkeys(place.job for place in waiting):
             if intents.lately(holder, "prune", job):
                 continue
@@ -133,8 +131,6 @@ def prune(holder: Holder, seen: FleetView) -> None:
                         intents.cancel(holder, job, place.index)
             intents.note(holder, "prune", job)
             holder.actions.append(f"cancel tasks of job {job} that wait")
-    except Unavailable as error:
-        intents.later(holder, error.what)
 
 
 def cancel_surplus(holder: Holder, places: Iterable[TaskPlace], surplus: int) -> None:
@@ -145,14 +141,12 @@ def cancel_surplus(holder: Holder, places: Iterable[TaskPlace], surplus: int) ->
     """
     waiting = [p for p in places if p.phase == "pending" and p.worker is None and p.job]
     names = opening.of(holder.hands.site).names
-    try:
+    with intents.patience(holder):
         for place in waiting[::-1][:surplus]:
             if place.said is TaskState.PENDING and intents.cancel(holder, place.job, place.index):
                 holder.actions.append(
                     f"cancel task {names.task_id(place.job, place.index)}: not needed any more"
                 )
-    except Unavailable as error:
-        intents.later(holder, error.what)
 
 
 def _throttle(holder: Holder, seen: FleetView, wanted: int, room: Room | None) -> None:
@@ -160,12 +154,12 @@ def _throttle(holder: Holder, seen: FleetView, wanted: int, room: Room | None) -
 
     Spare tasks must not start without work: only as many run as there is work for.
     """
-    if holder.hands.clock() < holder.pace.throttled_until:
+    if intents.rests(holder):
         return
     spared = holder.hands.site.capabilities.nobody_submits
     live = Counter(place.submission for place in seen.live if place.job)
     left = max(1, wanted)
-    try:
+    with intents.patience(holder):
         for place, number in enumerate(live, 1):
             intent, submitted = holder.watch.files.submission(number)
             if intent is None or submitted is None or not submitted.job:
@@ -183,8 +177,6 @@ def _throttle(holder: Holder, seen: FleetView, wanted: int, room: Room | None) -
                 # no throttle stands for none at all: a job of which nothing runs is held then
                 share = max(1, min(share, room.of_jobs[submitted.job]))
             _throttle_job(holder, intent, submitted.job, share)
-    except Unavailable as error:
-        intents.later(holder, error.what)
 
 
 def _throttle_job(holder: Holder, intent: Intent, job: str, running: int) -> None:

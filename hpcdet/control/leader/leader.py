@@ -134,7 +134,7 @@ class SchedulerPace:
 
     Attributes:
         throttled_until: it is not asked to take jobs before.
-        full_until: nor, as a limit is met, to take those of a kind, `worker` or `sentinel`.
+        full_until: nor for what it has refused of a kind, `worker`, `sentinel` or `hold`.
         width: widest array that it is asked to take: a limit halves it, and one that is taken
             doubles it; ``widest``: that it takes at all, as far as its refusals tell.
         charges_at: accounting is not asked before.
