@@ -106,7 +106,7 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
 
 
 def unended(gathered: Gathered) -> bool:
-    """True if the experiment is open and not paused: somebody has to go on with it."""
+    """True unless the experiment is over or paused."""
     return experiment_state(gathered)[0] not in {*ENDED, "PAUSED"}
 
 
