@@ -187,7 +187,7 @@ def test_a_rank_that_is_alone_looks_now_and_then_and_hears_a_notice_at_once(
     for _ in range(50):
         now[0] += 0.03125
         assert coordinator.poll(Units()) == NOTHING
-    assert looks == [0.21875 * turn for turn in range(1, 8)]
+    assert looks == [0.03125, *(0.21875 * turn for turn in range(1, 8))]
     signals.install()
     signal.raise_signal(signal.SIGUSR2)
     assert coordinator.poll(Units()).leave == "signal"

@@ -124,7 +124,7 @@ class Coordinator:
         self._steps += stepped
         if stop:
             self.stop.learn(self._steps)
-        heard = self._heard(self._steps if stepped else None)
+        heard = self._heard(self._steps if stepped else None, first=first)
         if stepped:
             self._profile.step(units)
         orders = NOTHING
@@ -178,10 +178,10 @@ class Coordinator:
         """Finish the exchange that is under way; all ranks leave."""
         self._agreement.settle()
 
-    def _heard(self, step: int | None) -> Orders | None:
+    def _heard(self, step: int | None, *, first: bool) -> Orders | None:
         """Ask all ranks what they want, now and then; ``step`` as in ``Agreement.exchange``."""
         if self._peers.ranks.world == 1:
-            looks = signals.heard() or self._rung_wait.due() or self._look.take()
+            looks = first or signals.heard() or self._rung_wait.due() or self._look.take()
             return self._mine() if looks else None
         with self._profile.phases.within("communication"):
             return self._agreement.exchange(self._mine, step)
