@@ -66,7 +66,7 @@ def _chains(holder: Holder, over: set[int]) -> list[list[str]]:
         elif submitted.job:
             _lengthen(found, intent, submitted.job)
         elif intent.is_spare:
-            return []  # it was refused
+            found.clear()  # it was refused: those before it stay as they are
     return [one for one in found if one[-1] not in gone]
 
 
@@ -91,7 +91,7 @@ def _missing(holder: Holder, chains: list[list[str]], seen: FleetView) -> int:
 
 
 def _settle(holder: Holder, intent: Intent, chains: list[list[str]], *, fresh: bool) -> bool:
-    """Submit a spare job, or give it up if what it is behind is over; False if it is none."""
+    """Submit a spare job, or give it up if what it is behind is over; False if there is none."""
     wanted = any(one[-1] in intent.behind for one in chains)
     intents.settle(holder, intent, int(wanted), fresh=fresh)
     submitted = Submitted.read(holder.paths.submitted(intent.number))
