@@ -28,7 +28,8 @@ def installed(known: Mapping[str, str] | None = None) -> dict[str, str]:
     """
     spelt = {(_plain(name), version): name for name, version in (known or {}).items()}
     folders = [one for one in reversed(sys.path) if Path(one).name != _COPIES]
-    return dict(each for folder in folders for each in reversed([*_of(folder, spelt)]))
+    found = (each for folder in folders for each in reversed([*_of(folder, spelt)]))
+    return {name: version for name, version in found if name}  # none: what a removal has left
 
 
 def _of(folder: str, spelt: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, str]]:

@@ -45,11 +45,13 @@ def test_what_a_record_knows_in_this_version_is_named_as_there_and_not_read(
     for stem in ("known-1.0+cpu.dist-info", "newer-2.0.dist-info", "own-3.0.dist-info"):
         install(tmp_path, stem)
     install(tmp_path, "old.egg-info", "Old", "4")
+    (tmp_path / "removed-5.0.dist-info").mkdir()  # but for its folder
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     known = {"ruamel.yaml": "1.0", "known": "1.0+cpu", "newer": "1.0", "gone": "9"}
     found = {"ruamel.yaml": "1.0", "known": "1.0+cpu", "newer": "2.0", "own": "3.0", "Old": "4"}
     assert installed_packages.installed(known) == found
-    wanted = ["newer-2.0.dist-info", "old.egg-info", "own-3.0.dist-info"]
+    wanted = [f"{one}-info" for one in ("newer-2.0.dist", "old.egg", "own-3.0.dist")]
+    wanted.append("removed-5.0.dist-info")
     assert sorted(read) == wanted
     assert installed_packages.installed(known) == found
     assert sorted(read) == wanted, "once in a process"

@@ -105,8 +105,7 @@ def origin_of(key: str, origins: Mapping[str, str]) -> str:
 
 def packages() -> dict[str, str]:
     """Name and version of every installed distribution."""
-    found = {name: version for name, version in installed_packages.installed().items() if name}
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+    return dict(sorted(installed_packages.installed().items(), key=lambda item: item[0].lower()))
 
 
 def git(
