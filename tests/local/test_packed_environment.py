@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -56,3 +57,15 @@ def test_ranks_run_from_the_nodes_disk(tmp_path: Path, before: str) -> None:
         assert x.run_to_end(paths).state == "COMPLETED", x.story(paths)
     assert says.read_text() == str(node / "env-1")
     assert sorted(one.name for one in node.iterdir()) == ["env-1"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
+def test_what_another_user_has_put_there_ends_the_job(tmp_path: Path) -> None:
+    node = tmp_path / "node"
+    (node / "env-1").mkdir(parents=True)
+    setup = x.local_site(**recipe(node, tmp_path)).view(None).setup
+    codes = []
+    for owner in (0, 65534):
+        os.chown(node, owner, owner)
+        codes.append(subprocess.run(["bash", "-c", "\n".join([*setup, "exit 7"])]).returncode)
+    assert codes == [7, 1]
