@@ -113,9 +113,8 @@ def _devices_by_driver() -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_BY_DRIVER]
-        else:
+        os.environ.pop(_BY_DRIVER, None)  # code may have done so
+        if before is not None:
             os.environ[_BY_DRIVER] = before
 
 
