@@ -126,7 +126,8 @@ class Pages:
         Query(request, ())
         rows, warnings = listing.listed(self._sources.root, Filters(), sort="-created")
         spent, _ = self._sources.usage(self._sources.experiments()[-_SHOWN:], ("state",))
-        older = units.counted(more := len(rows) - _SHOWN, "older one is", "older ones are")
+        more = len(rows) - _SHOWN
+        older = units.counted(more, "older one is", "older ones are")
         parts = [
             PagePart(
                 "experiments",

@@ -35,10 +35,9 @@ def leftovers(checkpoints: Path, attempt: int) -> None:
     for entry in _entries(checkpoints):
         folder = checkpoints / entry
         maker = position(entry.removeprefix(STAGING))[1]
-        if maker < 0:
-            continue
-        collected = entry.startswith(STAGING)
-        if maker < attempt if collected else maker <= attempt and not is_committed(folder):
+        if 0 <= maker <= attempt and not (
+            maker == attempt if entry.startswith(STAGING) else is_committed(folder)
+        ):
             shutil.rmtree(folder, ignore_errors=True)
 
 
