@@ -211,7 +211,7 @@ def test_explain_names_the_cause_and_the_next_command(cli: Cli, swept: Builder) 
 def test_explain_gives_a_long_message_once(cli: Cli) -> None:
     """As the error of an attempt, within the reason to give the trial up, and of the experiment."""
     error = f"ValueError: {'very ' * 100}bad"
-    why = f"failed 1 times (max_restarts 0): {error}"
+    why = f"failed 1 time (max_restarts 0): {error}"
     built = Builder(cli.root / "mnist-1a2b")
     trial = built.trial()
     attempt = trial.attempt()
@@ -222,7 +222,7 @@ def test_explain_gives_a_long_message_once(cli: Cli) -> None:
         attempt.paths.logs.mkdir(exist_ok=True)
         attempt.paths.log(0).write_text(log)
         out = " ".join(cli("explain", "mnist").out.split())
-        assert out.count("very bad") == 1 and "failed 1 times (max_restarts 0)" in out
+        assert out.count("very bad") == 1 and "failed 1 time (max_restarts 0)" in out
         assert ("most recent call last" in out) is bool(log)
     halted = Builder(cli.root / "digits-7f3a")
     halted.job(error=error)
@@ -236,7 +236,7 @@ def test_explain_shows_the_rank_that_failed_and_prints_nothing_for_no_error(cli:
     attempt = trial.attempt()
     error = "ValueError: bad batch"
     attempt.end("user_error", error=error)
-    trial.control("fail", why=f"failed 1 times: {error}")
+    trial.control("fail", why=f"failed 1 time: {error}")
     lost = "Traceback (most recent call last):\n  here\nRuntimeError: lost a peer\n"
     attempt.paths.logs.mkdir(exist_ok=True)
     attempt.paths.log(0).write_text(lost)
@@ -651,7 +651,7 @@ def test_explain_begins_with_failures_and_folds_frames_of_hpcdet(cli: Cli) -> No
     attempt = trial.attempt()
     attempt.log(FRAMES)
     attempt.end("user_error", error="RuntimeError: no grad")
-    trial.control("fail", why="failed 1 times: RuntimeError: no grad")
+    trial.control("fail", why="failed 1 time: RuntimeError: no grad")
     items = cli("explain", "digits", "-o", "json").items
     assert [item["kind"] for item in items[:3]] == ["state", "failure", "pending"]
     assert "\n".join(items[1]["evidence"][-len(FOLDED.splitlines()) :]) + "\n" == FOLDED

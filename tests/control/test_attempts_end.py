@@ -38,6 +38,14 @@ def test_failures_of_the_code_are_retried_then_given_up_and_others_go_on(tmp_pat
     assert closed(world) == ("COMPLETED", "1 of 2 trials succeeded")
 
 
+def test_a_failure_without_restarts_is_one_time(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(1, 1), max_restarts=0)
+    play, holder, [worker] = begun(world)
+    play.fail(play.claim(worker), "ValueError: no")
+    advance(world.paths, holder)
+    assert control(world, 1).why == "failed 1 time (max_restarts 0): ValueError: no"
+
+
 def test_preemptions_cost_no_restart_and_all_failed_is_an_error(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=1, width=1), max_restarts=0)
     play, holder, [worker] = begun(world)

@@ -121,7 +121,7 @@ def _refuse_without_trials(one: ForeignExperiment, source: Path) -> None:
     if one.missing and not one.trials:
         several = " ".join(map(str, one.missing[:20]))
         raise ConfigError(
-            f"experiment {one.id} has {len(one.missing)} trials, and the files none of them",
+            f"experiment {one.id} has {units.counted(len(one.missing), 'trial')}, the files none",
             where=str(source),
             hint="`det experiment describe --json` does not print trials. Add those files:\n"
             f"for t in {several}; do det trial describe $t --json --metrics > {one.id}-$t.json; "

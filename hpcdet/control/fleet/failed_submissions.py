@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from hpcdet import units
 from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView, TaskPlace
@@ -190,7 +191,7 @@ def _deaths_in_a_row(holder: Holder, seen: FleetView) -> str:
     if deaths <= most:
         return ""
     return (
-        f"workers died {deaths} times in a row before a trial got any further; "
+        f"workers died {units.counted(deaths, 'time')} in a row before a trial got any further; "
         "see the workers' logs, repair the cause, then resume"
     )
 

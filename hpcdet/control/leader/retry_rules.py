@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
+from hpcdet import units
 from hpcdet.store.folder.records import NO_FAULT, End, Reason, Verdict
 
 BUDGETS: dict[Reason, int] = {
@@ -53,9 +54,8 @@ def judge(ends: Sequence[End], verdict: Verdict | None, max_restarts: int) -> Ju
     faults += launches_failed_elsewhere(ends)
     if len(faults) > max_restarts:
         error = last.error or last.reason
-        return Judgement(
-            False, f"failed {len(faults)} times (max_restarts {max_restarts}): {error}"
-        )
+        failed = units.counted(len(faults), "time")
+        return Judgement(False, f"failed {failed} (max_restarts {max_restarts}): {error}")
     idle = list(takewhile(_is_idle, reversed(ends)))
     for reason, budget in BUDGETS.items():
         count = sum(end.reason == reason for end in idle)

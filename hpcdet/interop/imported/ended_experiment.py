@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdet import __version__
+from hpcdet import __version__, units
 from hpcdet.errors import Unavailable, UsageError
 from hpcdet.interop.imported.foreign import ForeignCheckpoint, ForeignExperiment, ForeignTrial
 from hpcdet.read import catalog
@@ -90,7 +90,7 @@ class EndedExperiment:
             raise UsageError(what, where=str(self.target.root), hint="move it away")
         known = {trial.number for trial in self.foreign.trials}
         if lost := [paths for paths in self.target.trials() if paths.number not in known]:
-            what = f"{len(lost)} trials that were imported before are not in the files"
+            what = f"the files lack {units.counted(len(lost), 'trial')} of a former import"
             raise UsageError(what, where=self.target.id, hint="give all files at once")
         whole = (self._now(place) / standing.MANIFEST for place in wanted)
         return bool(mark.get("digest") == self._digest()) and all(map(Path.is_file, whole))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcdet import units
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.checks import site_checks
 from hpcdet.jobs.diagnosis.finding import SiteFinding, skipped
@@ -68,10 +69,12 @@ def _history(scheduler: Scheduler, can: Capabilities) -> SiteFinding:
 
 def _limits(site: Site, can: Capabilities) -> Iterator[str]:
     yield f"{can.max_array_tasks} tasks of an array" if can.arrays else "no arrays"
-    most = can.max_submit
-    yield "no limit of jobs in the queue is known" if most is None else f"{most} jobs in the queue"
+    if can.max_submit is None:
+        yield "no limit of jobs in the queue is known"
+    else:
+        yield f"{units.counted(can.max_submit, 'job')} in the queue"
     if site.limits.max_running is not None:
-        yield f"{site.limits.max_running} jobs at once"
+        yield f"{units.counted(site.limits.max_running, 'job')} at once"
     if site.limits.submit_per_min is not None:
         yield f"{site.limits.submit_per_min:g} submissions per minute"
     yield f"a query every {site.limits.poll_min_s:g} s"

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hpcdet import units
 from hpcdet.interop.tensorboard import EventFiles
 from hpcdet.store.folder import log_streams
 from hpcdet.store.fs import files
@@ -74,7 +75,7 @@ def serve(task: TaskPaths, path: Path) -> None:
     flags = ("--logdir", str(task.events), "--load_fast=false", f"--reload_interval={LOOK_S:g}")
     board.configure(argv=[sys.argv[0], *flags])
     board.launch()
-    print(f"{files.now()} serving {len(order.sources)} sources", flush=True)
+    print(f"{files.now()} serving {units.counted(len(order.sources), 'source')}", flush=True)
     threading.Thread(target=_follow, args=(written, said), daemon=True).start()
     while order.idle_s is None or time.monotonic() - gates[0].asked_at < order.idle_s:
         time.sleep(min(1.0, order.idle_s or 1.0))
