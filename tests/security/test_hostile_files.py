@@ -472,6 +472,17 @@ def test_a_strangers_link_gives_away_nothing_of_the_readers(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="makes links as another user")
+def test_what_a_strangers_link_leads_to_is_no_journal_to_write(tmp_path: Path) -> None:
+    mine, link = tmp_path / "mine", tmp_path / "journal.jsonl"
+    mine.write_text("mine alone\n")
+    link.symlink_to(mine)
+    os.chown(link, 4242, -1, follow_symlinks=False)
+    with pytest.raises(IntegrityError, match="another user's link"):
+        journal.Writer(link)
+    assert mine.read_text() == "mine alone\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="makes links as another user")
 def test_copies_of_a_strangers_experiment_hold_nothing_of_the_readers(tmp_path: Path) -> None:
     from hpcdet.interop.formats import ro_crate
     from hpcdet.interop.formats.exported import ExperimentExport

@@ -119,7 +119,7 @@ class Reader:
     def _read(self, mark: bytes, loose: bool) -> Iterator[Line]:
         if self.damaged:
             return
-        opened = files.open_file if loose else packed.open_file
+        opened = files.open_record if loose else packed.open_file
         with opened(self.path) as file:
             file.seek(self.offset)
             for data in _whole_lines(file):
