@@ -123,7 +123,7 @@ def run(place: AttemptLocation, *, hurried: bool = False) -> int:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Import torch without looking for garbage, of which there is hardly any; nor there later."""
+    """Import torch without looking for garbage, then or later: there is hardly any."""
     gc.disable()
     try:
         yield

@@ -166,7 +166,7 @@ class Holder:
     """A process that may hold the lease; keep one per process and experiment for all turns.
 
     Attributes:
-        kind: daemon, worker, wait, submit: who this is, for people.
+        kind: daemon, worker, wait, submit, command and others: who this is.
         hold: submissions are prepared only, for a person to give to the scheduler.
         submits: False where jobs cannot be submitted from: everything else is done.
         unmet: this turn wanted a submission that it may not make.
