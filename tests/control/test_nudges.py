@@ -19,7 +19,7 @@ from hpcdet.schedulers.common.base import TaskState
 from hpcdet.store.decisions import chain, wakeup
 from hpcdet.store.decisions.wakeup import Told
 from hpcdet.store.folder.layout import TrialPaths
-from hpcdet.store.folder.records import Control
+from hpcdet.store.folder.records import Best, Control
 from hpcdet.store.fs import freshness, journal
 from hpcdet.store.trials.standing import standing
 from tests.builders import Builder
@@ -170,15 +170,16 @@ def test_who_has_left_a_nudge_is_answered_before_jobs_are_looked_at(
     advance(world.paths, holder)
     play.report(one, 50, 0.1)
     play.report(two, 50, 0.5)
-    look, heard = Watch.look, list[str]()
+    look, heard = Watch.look, list[tuple[str, Best | None]]()
 
     def looking(watch: Watch, *args: Any) -> FleetView:
-        heard.append(control(world, 2).action)
+        heard.append((control(world, 2).action, Best.read(world.paths.best)))
         return look(watch, *args)
 
     monkeypatch.setattr(Watch, "look", looking)
     advance(world.paths, holder, everything=True)
-    assert heard == ["pause"]
+    [(action, best)] = heard
+    assert action == "pause" and best is not None and best.trial == 1
 
 
 def test_a_control_is_read_again_when_its_trial_has_changed_and_not_for_a_report(

@@ -37,7 +37,6 @@ def learn(holder: Holder) -> dict[int, Standing]:
         if number not in sight.settled or number in trials.touched:
             learn_of(holder, number)
     sight.leave_out(sight.standings.keys() - trials.open)
-    best_validation.write(holder)
     return sight.standings
 
 

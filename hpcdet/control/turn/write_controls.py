@@ -7,6 +7,7 @@ import dataclasses
 from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.trial_plan import TrialPlan
+from hpcdet.control.turn import best_validation
 from hpcdet.control.upkeep import inherit_checkpoint
 from hpcdet.errors import IntegrityError
 from hpcdet.store.config.sections.searcher_keys import Searcher
@@ -29,6 +30,7 @@ def apply(holder: Holder, *, copies: bool = True) -> None:
         IntegrityError: a trial's record is not what was decided, or an heir's checkpoint cannot
             be linked; all others were written, but that the heir's parent is to stop.
     """
+    best_validation.write(holder)  # who leaves keeps checkpoints by it
     _write_limits(holder)
     wrong: list[IntegrityError] = []
     needed: set[int | None] = set()
