@@ -23,7 +23,7 @@ from hpcdet.store.folder.records import Best, Control
 from hpcdet.store.fs import freshness, journal
 from hpcdet.store.trials.standing import standing
 from tests.builders import Builder
-from tests.control.worlds import begun, control, events
+from tests.control.worlds import begun, control, end_of, events, later
 from tests.paper import Promotion, Waves, World
 
 
@@ -180,6 +180,22 @@ def test_who_has_left_a_nudge_is_answered_before_jobs_are_looked_at(
     advance(world.paths, holder, everything=True)
     [(action, best)] = heard
     assert action == "pause" and best is not None and best.trial == 1
+
+
+def test_who_is_gone_is_closed_though_a_trial_that_leaves_nudges_cannot_be_read(
+    tmp_path: Path,
+) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=2))
+    play, holder, workers = begun(world)
+    one, two = [play.claim(worker) for worker in workers]
+    advance(world.paths, holder)
+    one.journal.mkdir()
+    play.vanish(workers[1], TaskState.NODE_FAIL)
+    for _ in range(4):
+        wakeup.tell(world.paths, 1, "report")
+        turn = later(world, holder, 1)
+        assert turn.state == "PAUSED" and "a folder instead of a file" in " ".join(turn.actions)
+    assert end_of(two) == "node_fail"
 
 
 def test_a_control_is_read_again_when_its_trial_has_changed_and_not_for_a_report(

@@ -139,7 +139,11 @@ def _turn(holder: Holder, everything: bool) -> Turn:
     holder.sight.begin(told, everything=everything)
     obey(holder)
     tell_start_and_limits(holder)
-    _answer(holder, told)
+    try:
+        _answer(holder, told)
+    except IntegrityError:
+        _look_at_fleet(holder)  # whoever is gone is closed, though a trial cannot be read
+        raise
     fleet = _look_at_fleet(holder)
     standings = learn(holder)
     holder.commit()
