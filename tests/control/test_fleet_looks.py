@@ -13,7 +13,7 @@ from hpcdet.control.leader.lost_workers import FleetView, Watch
 from hpcdet.control.turn.controller import advance
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.store.folder.records import Claim, Final, WorkerEnd
-from hpcdet.store.fs import files
+from hpcdet.store.fs import files, packed
 from tests.control.worlds import later
 from tests.paper import Waves, World
 
@@ -125,3 +125,22 @@ class Counted:
     def read(self, path: Path) -> Claim | None:
         self.found.append(path)
         return Claim.read(path)
+
+
+def test_what_is_compared_and_what_is_kept_are_of_one_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=2))
+    assert advance(world.paths, world.holder()).held
+    watch = Watch(world.paths, world.site, world.scheduler, world.clock)
+    listed, names = list[Path](), packed.names
+
+    def listing(folder: Path) -> list[str]:
+        listed.append(folder)
+        return names(folder)
+
+    monkeypatch.setattr(packed, "names", listing)
+    for worker in world.play().start_all():
+        listed.clear()
+        assert worker in {place.worker for place in watch.look().places}
+        assert listed.count(world.paths.root / "workers") == 1

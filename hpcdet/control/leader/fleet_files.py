@@ -64,7 +64,7 @@ class FleetFiles:
         self._looked.clear()
         self._names, self._busy, self._rests_until = names, busy, math.inf
         self.newest = {}
-        for worker in self._paths.workers(self._known):
+        for worker in self._paths.workers(self._known, names):
             key = (worker.submission, worker.index)
             former = self.newest.get(key)
             if former is None or worker.incarnation > former.incarnation:

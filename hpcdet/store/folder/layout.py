@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -360,12 +360,16 @@ class ExperimentPaths:
         """Return the names of what is in the workers' folder, packed or not."""
         return frozenset(packed.names(self.root / "workers"))
 
-    def workers(self, known: dict[str, WorkerPaths] | None = None) -> Iterator[WorkerPaths]:
+    def workers(
+        self, known: dict[str, WorkerPaths] | None = None, names: Set[str] | None = None
+    ) -> Iterator[WorkerPaths]:
         """Yield every worker that ever claimed its place, in order of name, packed or not.
 
-        ``known``: by name, those of former calls; new ones are added.
+        Args:
+            known: by name, those of former calls; new ones are added.
+            names: as ``worker_names`` returned them, to spare a listing.
         """
-        for name in sorted(self.worker_names()):
+        for name in sorted(self.worker_names() if names is None else names):
             if known is not None and name in known:
                 yield known[name]
                 continue
