@@ -228,6 +228,21 @@ def test_a_control_is_read_again_when_its_trial_has_changed_and_not_for_a_report
     assert control(world, 1).action == "run"
 
 
+def test_a_control_by_who_slept_over_its_term_is_found_when_a_user_resumes(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    _, holder, _ = begun(world)
+    holder.sight = Sight(world.paths, world.clock)
+    for after in (ALL_S + 1, 11, ALL_S + 1, 11):  # what has just changed is read twice
+        world.clock.now += after
+        holder.lease.beat()
+        advance(world.paths, holder)
+    trial, said = world.paths.trial(1), control(world, 1)
+    assert dataclasses.replace(said, action="pause").write_once(trial.control(2))
+    commands.ask(world.paths, "resume")
+    later(world, holder, 1)
+    assert control(world, 1).action == "run"
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_decided_by_nudges_is_what_is_decided_by_looking_at_everything(
     tmp_path: Path, seed: int

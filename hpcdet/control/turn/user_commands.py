@@ -66,6 +66,8 @@ def _obey(holder: Holder, seq: int, command: Command) -> None:
     if not refused and command.verb in ("resume", "retry"):
         holder.pace.throttled_until, holder.pace.full_until = 0.0, {}
         holder.pace.unheeded_since = None
+        for number in holder.decided.trials.open:  # whose controls are listed again
+            holder.written.pop(("control", number), None)
         if again:
             holder.ask_again()
 
