@@ -459,7 +459,8 @@ def test_two_objectives_and_a_hard_constraint_on_a_real_cluster(lab: Lab) -> Non
         "objectives": [{"metric": "validation_loss"}, {"metric": "ms"}],
         "constraints": [{"metric": "gb", "upper": 4, "mode": "hard"}],
     }
-    values = x.config(40, trials=5, data={"besides": {"ms": 10, "gb": 1}}, searcher=searcher)
+    data = {"besides": {"ms": 10, "gb": 1}, "step_s": 0.05}  # not over before it is told to stop
+    values = x.config(40, trials=5, data=data, searcher=searcher)
     paths = lab.submit(values)
     assert x.crank_to_end(paths).state == "COMPLETED", x.story(paths)
     status = views.status(paths)
