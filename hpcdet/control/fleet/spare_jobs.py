@@ -66,7 +66,7 @@ def _chains(holder: Holder, over: set[int]) -> list[list[str]]:
         elif submitted.job:
             _lengthen(found, intent, submitted.job)
         elif intent.is_spare:
-            found.clear()  # it was refused: those before it stay as they are
+            return []  # it was refused: the next place in the queue is for the small job
     return [one for one in found if one[-1] not in gone]
 
 
