@@ -119,6 +119,12 @@ def _running(run: Run) -> list[int]:
     return [number for number in claimed if not run.reasons(number)[-1]]
 
 
+def _going_on(run: Run) -> list[int]:
+    """Those that run and were not told to pause, which may just be leaving."""
+    paused = {action["trial"] for action in _decided(run, "pause")}
+    return [number for number in _running(run) if number not in paused]
+
+
 def test_an_adaptive_search_survives_its_daemon_a_worker_and_a_preemption(lab: Lab) -> None:
     values = experiments.config(
         36,
@@ -132,13 +138,13 @@ def test_an_adaptive_search_survives_its_daemon_a_worker_and_a_preemption(lab: L
         },
         resources={"walltime_s": 3600},
     )
-    run = lab.submit(values, pace=0.1, site={"python": lab.fake})
+    run = lab.submit(values, pace=0.3, site={"python": lab.fake})
     daemon = run.crank()
     until(lambda: _decided(run, "pause"), run.story, 240)
     os.kill(daemon, signal.SIGKILL)
     os.waitpid(daemon, 0)
-    paused = {action["trial"] for action in _decided(run, "pause")}  # these may just be leaving
-    taken = run.task([number for number in _running(run) if number not in paused][-1])
+    until(lambda: _going_on(run), run.story)
+    taken = run.task(_going_on(run)[-1])
     lab.cluster.check("scontrol", "requeue", taken)
     until(lambda: any(run.task(n) != taken for n in _running(run)), run.story)
     victim = next(n for n in _running(run) if run.task(n) != taken)
