@@ -127,7 +127,6 @@ class Pages:
         rows, warnings = listing.listed(self._sources.root, Filters(), sort="-created")
         spent, _ = self._sources.usage(self._sources.experiments()[-_SHOWN:], ("state",))
         more = len(rows) - _SHOWN
-        older = units.counted(more, "older one is", "older ones are")
         parts = [
             PagePart(
                 "experiments",
@@ -146,7 +145,7 @@ class Pages:
                     "Labels",
                 ),
                 [_of_experiment(row) for row in rows[:_SHOWN]],
-                words=f"{older} left out; hpcdet ls shows all." if more > 0 else "",
+                words=f"Older ones left out: {more}; hpcdet ls shows all." if more > 0 else "",
                 nothing="No experiment yet: hpcdet submit makes one.",
             ),
             _hours(

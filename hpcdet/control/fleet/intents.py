@@ -34,7 +34,7 @@ seldom; otherwise its polling interval."""
 
 
 class Later(Exception):
-    """The scheduler accepts no more jobs for now."""
+    """The scheduler accepts no more jobs until some have ended, or it can be asked."""
 
 
 class Full(Later):
@@ -180,7 +180,7 @@ def _refused(holder: Holder, intent: Intent, refusal: Refusal) -> int:
         holder.pace.width = max(1, intent.tasks // 2)
         if refusal.kind == "width":
             holder.pace.widest = holder.pace.width
-        _give_up(holder, intent, f"too wide for now: {refusal.message}")
+        _give_up(holder, intent, f"too wide: {refusal.message}")
         return 0
     if intent.is_spare and refusal.kind != "unavailable":
         # the queue is full, or the job before it is over: the others go on without it
